@@ -37,8 +37,8 @@ from zipfile import ZipFile
 TVM_FFI = ("0.1.9", "0.1.11", "0.1.15.post2")
 """The oldest that is allowed, the one that serving engines pin, and the newest."""
 
-LIBRARY = ("4.7.1", "4.8.1")
-"""The oldest minor version that has every symbol, and the newest."""
+LIBRARY = ("4.5.2", "4.6.0", "4.7.1", "4.8.1")
+"""The oldest that is allowed, and one of each minor version since."""
 
 DISTRIBUTIONS = "nvidia-cutlass-dsl-libs"
 """What the distributions of the library are called, before the CUDA version."""
@@ -165,7 +165,8 @@ def unpack(folder: Path, pattern: str, into: Path) -> None:
 
 def unpack_library(folder: Path, version: str, into: Path, cuda: str = "cu13") -> None:
     """Lay out a packed library as an installed distribution."""
-    place = into / "nvidia_cutlass_dsl" / cuda / "lib" / LIBRARY_NAME
+    inner = "lib" if version.startswith("4.5.") else f"{cuda}/lib"
+    place = into / "nvidia_cutlass_dsl" / inner / LIBRARY_NAME
     place.parent.mkdir(parents=True)
     place.write_bytes(lzma.decompress((folder / packed_name(version, cuda)).read_bytes()))
     distribution = f"{DISTRIBUTIONS}-{cuda}"

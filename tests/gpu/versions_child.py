@@ -1,9 +1,9 @@
 """One process of the matrix of versions (`versions.py`): which libraries it has, and what ran.
 
 ``launches`` launches each usable kernel of the named bundles in turn and compares exactly.
-``failure`` makes CUDA refuse a launch, by device code of another architecture, and expects an
-exception that a process survives; without a GPU it has a kernel refuse its operands. Prints one
-JSON object; whatever goes wrong is an exception.
+``failure`` makes CUDA refuse a launch, by a device that does not exist and by device code for
+another architecture, and expects errors that a process survives; without a GPU it has a kernel
+refuse its operands. Prints one JSON object; whatever goes wrong is an exception.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 
 import torch
 import tvm_ffi
+from direct_call import raised_on
 from edges import edges
 from gemm_arguments import exact_arguments
 from gemm_reference import assert_exact, has_exact_results
@@ -39,6 +40,9 @@ LAUNCHES = 64
 
 HANGS_AFTER_S = 100
 """A process that takes longer prints where it stands, and ends; importing torch is most of it."""
+
+NO_DEVICE = 99
+"""A device that no machine has."""
 
 Place = tuple[Bundle, Kernel]
 
@@ -84,6 +88,8 @@ def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
         convention=convention,
     )
     launch_all([right], device)
+    named = error_of_launcher(right, device)
+    launch_all([right], device)
     arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[3], device)
     try:
         launcher.launch(handle, arguments.a, arguments.b, arguments.out, *arguments.others)
@@ -102,10 +108,23 @@ def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
     except DriverError:
         if RELEASES_ITS_LOCK in library.exports:
             raise
-        return f"{said}; others are refused from then on"
+        return f"{named}; {said}; others are refused from then on"
     if RELEASES_ITS_LOCK not in library.exports:
         raise AssertionError("a kernel was loaded by a library that has lost its lock")
-    return f"{said}; others load"
+    return f"{named}; {said}; others load"
+
+
+def error_of_launcher(place: Place, device: str) -> str:
+    """Have a kernel's own launcher report an error that CUDA returns."""
+    bundle, kernel = place
+    convention = parse_calling_convention(kernel.calling_convention)
+    assert convention is not None
+    address = native.load().open_kernel(bundle.payload(kernel), convention.symbol, "the kernel")
+    arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[3], device)
+    said = raised_on(NO_DEVICE, address, arguments.a, arguments.b, arguments.out)
+    if said != "RuntimeError: CUDA Error: cudaErrorInvalidDevice":
+        raise AssertionError(f"a launch on device {NO_DEVICE} ended with {said!r}")
+    return said
 
 
 def refuse(usable: list[Place]) -> str:

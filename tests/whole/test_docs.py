@@ -25,14 +25,13 @@ from documents import (
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.verify.findings import Check
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
-from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
+from nvgemm_runtime.bundle.imported_symbols import NEWEST_RUN, OLDEST_RUN
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.target import CUDA_VERSIONS
 from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 from nvgemm_runtime.inductor.autoload import SUPPORTED
-from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.settings import VARIABLES
 from repository import ROOT
 
@@ -335,10 +334,9 @@ def test_each_supported_release_of_torch_is_said_to_have_been_run() -> None:
 def test_one_range_of_each_library_is_said_everywhere() -> None:
     project, installing = read("pyproject.toml"), read("docs/guide/installing.md")
     major, minor = NEWEST_RUN
-    oldest = max(FIRST_RELEASE.values(), key=version_numbers)
     for cuda in CUDA_VERSIONS:
-        assert f'"nvidia-cutlass-dsl-libs-{cuda}>={oldest},<{major}.{minor + 1}"' in project
-    assert f"| from {oldest}, below {major}.{minor + 1} |" in installing
+        assert f'"nvidia-cutlass-dsl-libs-{cuda}>={OLDEST_RUN},<{major}.{minor + 1}"' in project
+    assert f"| from {OLDEST_RUN}, below {major}.{minor + 1} |" in installing
     ((ffi,),) = [re.findall(r'^    "apache-tvm-ffi>=(.*),<0.2",$', project, re.MULTILINE)]
     assert f'"apache-tvm-ffi=={ffi}"]' in project, "the native part is built with the oldest"
     assert f"| from {ffi}, below 0.2 |" in installing

@@ -32,7 +32,7 @@ from ..providers import (
     target_recipe,
     versions_of,
 )
-from ..providers.cute_dsl import cute_setup
+from ..providers.cute_dsl import LAUNCHER, cute_setup
 from ..storage import temporary_directory
 from ..storage.build_cache import Cache, CacheEntry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
@@ -151,6 +151,7 @@ def make_tasks(
         part.name: {
             "provider": part.name,
             "recipe": target_recipe(part, target.target),
+            "launcher": LAUNCHER,
             "target": target.target.key,
             "toolchain": versions_of(part, target.target),
             "linker": linker.linker_version(platform),

@@ -23,7 +23,6 @@ FFI_SYMBOLS = frozenset(
 
 DEVICE_SYMBOLS = frozenset(
     {
-        "CuteDSLRT_TVMFFISetRaisedCudaError",
         "_cuKernelGetAttribute",
         "_cudaDeviceGetAttribute",
         "_cudaFuncSetAttribute",
@@ -33,6 +32,7 @@ DEVICE_SYMBOLS = frozenset(
         "_cudaLibraryGetKernel",
         "_cudaLibraryLoadData",
         "_cudaSetDevice",
+        "cuda_dialect_get_error_name",
         "cuda_dialect_init_library_once",
         "cuda_dialect_unload_library_once",
     }
@@ -41,15 +41,18 @@ DEVICE_SYMBOLS = frozenset(
 
 Source: objects for 96 kernels that cutlass-dsl 4.8.1 compiled for sm_90a, sm_100a, sm_100f and
 sm_103a (dense persistent with both schedulers, preferred cluster, epilogue fusion, TGV, SM90, SM80)
-all use exactly these. Each is among the exported symbols of libcute_dsl_runtime.so 4.8.1 (cu13) or
-libtvm_ffi.so 0.1.15."""
+all use exactly these, ``cuda_dialect_get_error_name`` in place of `EARLIER_SYMBOLS` since the
+build changes the error path. Dynamic symbols: nvidia-cutlass-dsl-libs-cu13 4.5.2, 4.6.0, 4.6.2,
+4.6.3, 4.7.0, 4.7.1, 4.8.0 and 4.8.1 export `DEVICE_SYMBOLS`, and apache-tvm-ffi 0.1.9, 0.1.11 and
+0.1.15.post2 `FFI_SYMBOLS`."""
+
+EARLIER_SYMBOLS = frozenset({"CuteDSLRT_TVMFFISetRaisedCudaError"})
+"""Further symbols that kernels import which were built before 2026-11-28."""
 
 FIRST_RELEASE = {"CuteDSLRT_TVMFFISetRaisedCudaError": "4.7"}
 """First library release that exports a symbol, for symbols that older releases lack.
 
-Source: dynamic symbols in nvidia-cutlass-dsl-libs-cu13 4.5.2, 4.6.3, 4.7.0, 4.7.1, 4.8.0 and 4.8.1.
-All have every other `DEVICE_SYMBOLS`, and apache-tvm-ffi 0.1.9, 0.1.11 and 0.1.15.post2 have
-`FFI_SYMBOLS`."""
+Source: as for `DEVICE_SYMBOLS`."""
 
 RELEASES_ITS_LOCK = "_cuLibraryLoadData"
 """Symbol in library releases that unlock if a kernel's device code fails to load.
@@ -57,8 +60,12 @@ RELEASES_ITS_LOCK = "_cuLibraryLoadData"
 ``cuda_dialect_init_library_once`` loads the code. Without the unlock, the next kernel waits for
 ever.
 
-Source: that function's machine code in 4.7.0 and 4.7.1, which lack the symbol and return from a
-failure with the lock held, and in 4.8.0 and 4.8.1; on an H200 the next launch hung with 4.7.1."""
+Source: that function's machine code in 4.5.2, 4.6.0, 4.6.2, 4.7.0 and 4.7.1, which lack the symbol
+and return from a failure with the lock held, and in 4.8.0 and 4.8.1. The next launch hung on an
+H200 with 4.7.1, and without a driver with 4.5.2, 4.6.0, 4.6.2 and 4.7.1."""
+
+OLDEST_RUN = "4.5.2"
+"""Oldest library version that kernels were run with: see docs/guide/installing.md."""
 
 NEWEST_RUN = (4, 8)
 """Newest minor library version that kernels were run with: see docs/guide/installing.md."""
@@ -72,7 +79,7 @@ class Imports:
     device: frozenset[str]
 
 
-_IMPORTS_OF_KNOWN_KERNELS = Imports(ffi=FFI_SYMBOLS, device=DEVICE_SYMBOLS)
+_IMPORTS_OF_KNOWN_KERNELS = Imports(ffi=FFI_SYMBOLS, device=DEVICE_SYMBOLS | EARLIER_SYMBOLS)
 
 
 def needed_symbols(header: Header, kernel: Kernel) -> Imports:

@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 from .shared_library import exported_symbols, missing_part
@@ -112,13 +112,39 @@ def inspect_library(path: Path, cuda: str) -> RuntimeLibrary:
     """Inspects a library file: its exported symbols and defects."""
     exports, defect = None, None
     try:
-        defect = missing_part(path)
+        defect = missing_part(path) or _replaced_by_another(path, cuda)
         if defect is None:
             exports = exported_symbols(path)
     except (OSError, ValueError) as error:
         defect = str(error)
     return RuntimeLibrary(
         path=path, cuda=cuda, version=_version_of(cuda), exports=exports, defect=defect
+    )
+
+
+_SHARED_FOLDER = "nvidia_cutlass_dsl/lib"
+"""Folder in which release 4.5 keeps the library for either CUDA version."""
+
+_OWNERS = {"cu13": "nvidia-cutlass-dsl-libs-cu13", "cu12": "nvidia-cutlass-dsl-libs-base"}
+"""Distributions in release 4.5 that put their library there. Both may be installed: the one for
+CUDA 13 requires the other, and should be installed last."""
+
+
+def _replaced_by_another(path: Path, cuda: str) -> str | None:
+    """Describes a library in the shared folder that is for the other CUDA version, or None."""
+    if not path.parent.match(_SHARED_FOLDER) or cuda not in _OWNERS:
+        return None
+    try:
+        owner = distribution(_OWNERS[cuda])
+    except PackageNotFoundError:
+        return None
+    sizes = [one.size for one in owner.files or () if one.match(f"{_SHARED_FOLDER}/{path.name}")]
+    size_bytes = path.stat().st_size
+    if not sizes or sizes[0] in (None, size_bytes):
+        return None
+    return (
+        f"another package replaced the file of {_OWNERS[cuda]} {owner.version}: it has "
+        f"{size_bytes} bytes, must have {sizes[0]}"
     )
 
 

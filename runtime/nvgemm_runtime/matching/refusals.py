@@ -6,7 +6,7 @@ import math
 
 from ..bundle.calling_convention import KNOWN_FORM, parse_calling_convention
 from ..bundle.format import Header, Kernel
-from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
+from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, OLDEST_RUN, needed_symbols
 from ..errors import UPGRADE, NvgemmError, one_line
 from ..gemm.target import CPU, CUDA_VERSIONS, PLATFORMS, Target, UnknownTarget
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
@@ -16,7 +16,7 @@ MAX_CLUSTER_SIZE = 16
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
-_RANGE = ">=4.7,<4.9"
+_RANGE = f">={OLDEST_RUN},<{NEWEST_RUN[0]}.{NEWEST_RUN[1] + 1}"
 """Runtime library releases that kernels were tested with: the range in the extras."""
 
 

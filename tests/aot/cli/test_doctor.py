@@ -21,7 +21,7 @@ from nvgemm_aot.cli.main import main
 from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 from nvgemm_runtime.bundle import calling_convention
 from nvgemm_runtime.bundle.confirmations import Confirmations, ConfirmedTimes
-from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
+from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, EARLIER_SYMBOLS
 from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
@@ -100,7 +100,11 @@ CUT_OFF = replace(LIBRARY, defect="it is truncated: 10 bytes, a table needs 64")
         ("_driver_version", None, "no CUDA driver: libcuda.so.1"),
         ("torch_cuda", None, "torch 1.2.3 is a CPU build, or broken; install one for CUDA 13 or "),
         ("torch_cuda", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
-        ("find_runtime_library", None, "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'"),
+        (
+            "find_runtime_library",
+            None,
+            "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.5.2,<4.9'",
+        ),
         ("find_runtime_library", CUT_OFF, "/lib.so cannot be loaded: it is truncated: 10 bytes"),
         (
             "find_runtime_library",
@@ -333,8 +337,8 @@ def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.write_bytes(REAL_SM_90A.read_bytes())
-    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
-    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
+    (lacking,) = EARLIER_SYMBOLS  # the bundle was built before it was done without
+    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS)
     have(monkeypatch, _gpus=(replace(H200, runtime_library=old),))
     said = problems()
     assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: ")
@@ -355,8 +359,8 @@ def test_a_driver_too_old_for_the_kernels_is_told_from_hidden_gpus(
 def test_a_library_without_a_symbol_is_told_without_a_gpu_too(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
-    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
+    (lacking,) = EARLIER_SYMBOLS  # the bundle was built before it was done without
+    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS)
     machine.write_bytes(REAL_SM_90A.read_bytes())
     have(monkeypatch, find_runtime_library=old, _gpus=())
     said = problems()

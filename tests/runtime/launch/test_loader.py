@@ -19,7 +19,11 @@ from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
+from nvgemm_runtime.bundle.imported_symbols import (
+    DEVICE_SYMBOLS,
+    EARLIER_SYMBOLS,
+    RELEASES_ITS_LOCK,
+)
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.gemm.target import CPU, Target
@@ -291,18 +295,15 @@ def test_a_missing_runtime_library_is_one_clear_message(
 
 
 def test_a_runtime_library_without_a_symbol_is_refused_before_it_is_opened(
-    real_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
+    (lacking,) = EARLIER_SYMBOLS  # kernels that were built before import it
     old = RuntimeLibrary(
-        path=Path("/nowhere.so"),
-        cuda="cu13",
-        version="4.6.3",
-        exports=DEVICE_SYMBOLS - {lacking},
+        path=Path("/nowhere.so"), cuda="cu13", version="4.6.3", exports=DEVICE_SYMBOLS
     )
     monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: old)
     with (
-        Bundle(real_bundles["sm_90a"]) as bundle,
+        Bundle(TESTS / "data/format-1/sm_90a.nvgemm") as bundle,
         pytest.raises(DriverError, match=rf"import {lacking}, which the installed .* 4\.6\.3"),
     ):
         KernelLoader().load(bundle, bundle.header.kernels[0])
@@ -319,7 +320,7 @@ def test_a_kernel_that_imports_what_is_not_there_is_refused_before_it_is_opened(
 
 @pytest.mark.parametrize(
     ("version", "warnings"),
-    [("4.7.0", 0), ("4.8.9", 0), (UNKNOWN_VERSION, 0), ("4.9.0", 1), ("5.0", 1)],
+    [("4.5.2", 0), ("4.8.9", 0), (UNKNOWN_VERSION, 0), ("4.9.0", 1), ("5.0", 1)],
 )
 def test_any_runtime_library_that_exports_enough_is_used_a_newer_one_with_one_warning(
     real_bundles: dict[str, Path],
@@ -354,9 +355,10 @@ def test_the_launcher_hears_of_a_library_that_keeps_its_lock(
     real = find_runtime_library("cu13")
     assert real is not None
     assert real.exports is not None
-    of_4_7 = replace(real, version="4.7.1", exports=real.exports - {RELEASES_ITS_LOCK})
+    lacking = {RELEASES_ITS_LOCK, *EARLIER_SYMBOLS}
+    of_4_5 = replace(real, version="4.5.2", exports=real.exports - lacking)
     monkeypatch.setattr(
-        loader_module, "find_runtime_library", lambda cuda: of_4_7 if keeps else real
+        loader_module, "find_runtime_library", lambda cuda: of_4_5 if keeps else real
     )
     told: list[bool] = []
     launcher = replace(native.load(), set_library_keeps_lock=told.append)

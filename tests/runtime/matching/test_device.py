@@ -16,7 +16,9 @@ from nvgemm_runtime.matching.device import (
     RuntimeLibrary,
     find_ffi_exports,
     find_runtime_library,
+    inspect_library,
 )
+from nvgemm_runtime.matching.refusals import reinstall_command
 from synthetic_payload import shared_object
 
 
@@ -71,6 +73,28 @@ def test_the_folder_of_the_cuda_version_comes_first(package: Path) -> None:
 def test_a_library_of_another_cuda_version_is_not_taken(package: Path) -> None:
     put(package, "cu12/lib", "other")
     assert find_runtime_library("cu13") is None
+
+
+@pytest.mark.parametrize(("more_bytes", "refused"), [(0, False), (8, True)])
+def test_a_library_that_the_other_cuda_version_s_package_replaced_is_a_defect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more_bytes: int, refused: bool
+) -> None:
+    """Release 4.5 has one path for both, which whatever is installed last writes."""
+    path = put(tmp_path / "nvidia_cutlass_dsl", "lib", "first")
+    size = path.stat().st_size
+    info = tmp_path / "nvidia_cutlass_dsl_libs_cu13-4.5.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: nvidia-cutlass-dsl-libs-cu13\nVersion: 4.5.2\n")
+    (info / "RECORD").write_text(f"nvidia_cutlass_dsl/lib/{RUNTIME_LIBRARY},,{size}\n")
+    path.write_bytes(path.read_bytes() + bytes(more_bytes))
+    monkeypatch.syspath_prepend(tmp_path)
+    library = inspect_library(path, "cu13")
+    assert library.version == "4.5.2"
+    assert (library.defect is not None, library.exports is None) == (refused, refused)
+    if refused:
+        assert f"it has {size + 8} bytes, must have {size}" in str(library.defect)
+        command = reinstall_command(library)
+        assert command.endswith("--no-deps 'nvidia-cutlass-dsl-libs-cu13==4.5.2'")
 
 
 def test_a_library_that_is_cut_off_is_found_with_its_defect(package: Path) -> None:

@@ -104,7 +104,7 @@ def test_unknown_signature_lists_what_is_bundled() -> None:
         (replace(B200, platform="linux_aarch64"), "built for platform linux_x86_64"),
         (
             replace(B200, runtime_library=None),
-            "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'",
+            "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.5.2,<4.9'",
         ),
         (
             replace(B200, runtime_library=replace(LIBRARY, exports=frozenset())),

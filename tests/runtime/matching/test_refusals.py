@@ -12,6 +12,7 @@ from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.imported_symbols import (
     DEVICE_SYMBOLS,
+    EARLIER_SYMBOLS,
     FFI_SYMBOLS,
     NEWEST_RUN,
     needed_symbols,
@@ -28,7 +29,12 @@ from synthetic_facts import B200, LIBRARY
 
 DATA = TESTS / "data"
 DISTRIBUTION = "nvidia-cutlass-dsl-libs-cu13"
-ERROR_HELPER = "CuteDSLRT_TVMFFISetRaisedCudaError"
+(ERROR_HELPER,) = EARLIER_SYMBOLS
+NAMES_ERRORS = "cuda_dialect_get_error_name"
+
+
+ALL_DEVICE_SYMBOLS = DEVICE_SYMBOLS | EARLIER_SYMBOLS
+"""What kernels from any release of this project import from the runtime library."""
 
 
 def header(**toolchain: str) -> Header:
@@ -40,7 +46,7 @@ def header(**toolchain: str) -> Header:
 
 @pytest.mark.parametrize("version", ["4.7.0", "4.8.1", "4.9.0", "5.1", UNKNOWN_VERSION])
 def test_a_library_that_exports_everything_fits_whatever_its_version(version: str) -> None:
-    library = replace(LIBRARY, version=version, exports=DEVICE_SYMBOLS | {"more"})
+    library = replace(LIBRARY, version=version, exports=ALL_DEVICE_SYMBOLS | {"more"})
     built = header(**{DISTRIBUTION: "4.8.1"})
     assert library_refusal(built, library, FFI_SYMBOLS | {"more"}) is None
 
@@ -49,9 +55,9 @@ def test_a_library_that_was_not_looked_at_fits() -> None:
     assert library_refusal(header(), LIBRARY, None) is None
 
 
-@pytest.mark.parametrize("symbol", sorted(DEVICE_SYMBOLS))
+@pytest.mark.parametrize("symbol", sorted(ALL_DEVICE_SYMBOLS))
 def test_each_symbol_of_the_runtime_library_is_needed(symbol: str) -> None:
-    library = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {symbol})
+    library = replace(LIBRARY, version="4.6.3", exports=ALL_DEVICE_SYMBOLS - {symbol})
     reason = library_refusal(header(**{DISTRIBUTION: "4.8.1"}), library, FFI_SYMBOLS)
     newest = "4.7" if symbol == ERROR_HELPER else "4.8.1"
     assert reason == (
@@ -62,7 +68,7 @@ def test_each_symbol_of_the_runtime_library_is_needed(symbol: str) -> None:
 
 @pytest.mark.parametrize("symbol", sorted(FFI_SYMBOLS))
 def test_each_symbol_of_tvm_ffi_is_needed(symbol: str) -> None:
-    library = replace(LIBRARY, exports=DEVICE_SYMBOLS)
+    library = replace(LIBRARY, exports=ALL_DEVICE_SYMBOLS)
     built = header(**{"apache-tvm-ffi": "0.1.15.post2"})
     assert library_refusal(built, library, FFI_SYMBOLS - {symbol}) == (
         f"kernels import {symbol}, which the installed apache-tvm-ffi does not export; "
@@ -74,7 +80,7 @@ def test_without_a_known_version_the_next_step_names_the_range_of_the_extra() ->
     library = replace(LIBRARY, version=UNKNOWN_VERSION, exports=frozenset())
     reason = str(library_refusal(header(), library, None))
     assert f"which the installed {DISTRIBUTION} does not export" in reason
-    assert reason.endswith(f"run: pip install '{DISTRIBUTION}>=4.7,<4.9'")
+    assert reason.endswith(f"run: pip install '{DISTRIBUTION}>=4.5.2,<4.9'")
 
 
 def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
@@ -84,14 +90,14 @@ def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
     again = "run: pip install --force-reinstall --no-deps"
     assert reason.endswith(f"{again} '{DISTRIBUTION}=={library.version}'")
     unknown = str(library_refusal(header(), replace(library, version=UNKNOWN_VERSION), None))
-    assert unknown.endswith(f"{again} '{DISTRIBUTION}>=4.7,<4.9'"), "the range of the extra"
+    assert unknown.endswith(f"{again} '{DISTRIBUTION}>=4.5.2,<4.9'"), "the range of the extra"
 
 
 @pytest.mark.parametrize(
     ("cuda", "command"),
     [
-        ("cu12", "pip install 'nvidia-cutlass-dsl-libs-cu12>=4.7,<4.9'"),
-        ("cu13", "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7,<4.9'"),
+        ("cu12", "pip install 'nvidia-cutlass-dsl-libs-cu12>=4.5.2,<4.9'"),
+        ("cu13", "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.5.2,<4.9'"),
         ("cu14", "pip install 'nvidia-cutlass-dsl-libs-cu14'"),
     ],
 )
@@ -115,7 +121,7 @@ def test_the_range_is_that_of_the_extras() -> None:
 
 def test_devices_are_judged_by_both_libraries() -> None:
     built = header()
-    library = replace(LIBRARY, exports=DEVICE_SYMBOLS)
+    library = replace(LIBRARY, exports=ALL_DEVICE_SYMBOLS)
     facts = replace(B200, runtime_library=library, ffi_exports=FFI_SYMBOLS)
     assert refusal(built, facts) is None
     lacking = replace(facts, ffi_exports=frozenset({"TVMFFIEnvGetStream"}))
@@ -139,7 +145,8 @@ def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_
     for kernel in built.kernels:
         assert kernel.imports is None
         assert needed_symbols(built, kernel).ffi == FFI_SYMBOLS
-        assert needed_symbols(built, kernel).device == DEVICE_SYMBOLS
+        named = needed_symbols(built, kernel).device
+        assert named == ALL_DEVICE_SYMBOLS - ({NAMES_ERRORS} if version == 2 else set())
 
 
 def test_a_stated_import_of_either_library_is_looked_up_there() -> None:
@@ -198,15 +205,15 @@ def test_a_kernel_that_imports_what_is_not_there_costs_itself_alone(new: str) ->
 
 
 def test_a_kernel_of_an_older_library_is_used_though_the_others_cannot_be() -> None:
-    lacking = DEVICE_SYMBOLS - {ERROR_HELPER}
-    facts = replace(GPU, runtime_library=replace(LIBRARY, exports=lacking))
-    built = with_imports(None, tuple(sorted(lacking)), None)
+    facts = GPU  # its library is as those before 4.7
+    earlier = tuple(sorted(ALL_DEVICE_SYMBOLS | FFI_SYMBOLS))
+    built = with_imports(earlier, None, earlier)
     match = Index([BundleView(name="mixed", header=built)], facts).match(
         built.rankings[0].problem, 16
     )
     assert isinstance(match, Match)
     assert {one.kernel.id for one in match.kernels} == {built.kernels[1].id}
-    none = Index([BundleView(name="new", header=with_imports(None, None))], facts)
+    none = Index([BundleView(name="old", header=with_imports(earlier, earlier))], facts)
     miss = none.match(built.rankings[0].problem, 16)
     assert isinstance(miss, Miss)
     assert any(ERROR_HELPER in reason for reason in miss.reasons)

@@ -20,6 +20,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.target import PLATFORMS
 from nvgemm_runtime.gemm.types import DType
 
+from .cuda_errors import raise_cuda_errors_by_name
 from .cute_setup import CUTLASS_IR, DISTRIBUTIONS, installed_versions, set_environment
 
 __all__ = [
@@ -58,6 +59,10 @@ _HOSTS = {
     "linux_aarch64": _HostCode(triple="aarch64-unknown-linux-gnu", cpu="generic", features=""),
 }
 """Host code targets by platform."""
+
+LAUNCHER = "CUDA errors by name"
+"""Name for what `export_object` changes in launchers beyond the recipe: part of the cache key. GPU
+code stays the same, so measurements made before still count."""
 
 FUNCTION_NAME = "gemm"
 """Exported function name. TVM-FFI adds a prefix: the symbol is ``__tvm_ffi_gemm``."""
@@ -105,8 +110,12 @@ def warm_up() -> None:
 
 
 def export_object(compiled: Any, platform: str = PLATFORMS[0]) -> bytes:
-    """Exports a compiled function as a relocatable object that runs on any host of a platform."""
+    """Exports a compiled function as a relocatable object that runs on any host of a platform.
+
+    Its launcher reports CUDA errors as `raise_cuda_errors_by_name` says.
+    """
     host = _HOSTS[platform]
+    raise_cuda_errors_by_name(compiled.ir_module)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "kernel.o"
         if platform == PLATFORMS[0]:

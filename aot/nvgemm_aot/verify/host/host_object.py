@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, FFI_SYMBOLS
+from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, EARLIER_SYMBOLS, FFI_SYMBOLS
 from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.gemm.target import PLATFORMS
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
@@ -20,7 +20,7 @@ from ..findings import Check, Finding
 from .elf import MalformedElfError, open_elf, reading
 from .launch_code import LAUNCH_CODE
 
-ALLOWED_SYMBOLS = FFI_SYMBOLS | DEVICE_SYMBOLS
+ALLOWED_SYMBOLS = FFI_SYMBOLS | DEVICE_SYMBOLS | EARLIER_SYMBOLS
 """Symbols that a kernel may leave undefined; the runtime says which library defines them."""
 
 NEEDED_LIBRARIES = frozenset({RUNTIME_LIBRARY, FFI_LIBRARY})
