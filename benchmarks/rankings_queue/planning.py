@@ -112,7 +112,9 @@ def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
     products = [
         entry.problem
         for entry in manifest.declared
-        if entry.problem.signature.op in operations and entry.problem.signature.dtype in floats
+        if entry.problem.signature.op in operations
+        and entry.problem.signature.dtype in floats
+        and ("op" in row or _is_gated(entry.problem) == row.get("gated", False))
     ]
     weights = {tuple(pair) for pair in row["nk"]} if "nk" in row else None
     heads = {tuple(pair) for pair in row.get("heads", ())}
@@ -128,6 +130,11 @@ def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
         random.Random(ORDER_SEED).shuffle(found)
         found = sorted(found[: row["sample"]])
     return found
+
+
+def _is_gated(problem: Problem) -> bool:
+    epilogue = problem.signature.epilogue
+    return epilogue is not None and epilogue.gate is not None
 
 
 def _in_type(signature: Signature, dtype: DType) -> Signature:
