@@ -214,6 +214,9 @@ def save(path: Path, record: dict[str, Any]) -> None:
     is_flag=True,
     help="Set TORCHINDUCTOR_DETERMINISTIC, so that Inductor times no reductions.",
 )
+@click.option(
+    "--fuse", is_flag=True, help="Set NVGEMM_AOT_FUSE, so that gated products may be fused."
+)
 @click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write results here.")
 @click.option("--resume", is_flag=True, help="Go on with the file of --json.")
@@ -235,6 +238,7 @@ def main(
     timings: int,
     repeat: int,
     deterministic: bool,
+    fuse: bool,
     budget: float | None,
     json_path: Path | None,
     resume: bool,
@@ -267,6 +271,7 @@ def main(
         tokens=tokens,
         repeats=timings,
         is_deterministic=deterministic,
+        is_fusing=fuse,
     )
     if workload.longest > MODELS[model].positions:
         raise click.UsageError(

@@ -107,6 +107,7 @@ def environment(directory: Path, workload: Workload) -> dict[str, str | None]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TORCHINDUCTOR_DETERMINISTIC": "1" if workload.is_deterministic else None,
+        "NVGEMM_AOT_FUSE": "1" if workload.is_fusing else None,
     }
 
 

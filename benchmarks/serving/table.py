@@ -164,6 +164,11 @@ def table(record: Mapping[str, Any]) -> list[str]:
         f"{workload.engine} {found['engine']}, {workload.model} with random weights, "
         f"{workload.layers} layers; prompts of {workload.prompt} tokens, {workload.tokens} decoded"
     )
+    settings = {
+        "NVGEMM_AOT_FUSE=1": workload.is_fusing,
+        "TORCHINDUCTOR_DETERMINISTIC=1": workload.is_deterministic,
+    }
+    lines += [f"with {name}" for name, is_set in settings.items() if is_set]
     counts = {mode: len(of_mode(record, mode)) for mode in (Mode.OFF, Mode.AUTO)}
     lines.append(
         ", ".join(f"{count} processes with {mode.value}" for mode, count in counts.items())

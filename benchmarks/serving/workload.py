@@ -98,6 +98,7 @@ class Workload:
         tokens: Tokens that each sequence decodes.
         repeats: Timings of each size.
         is_deterministic: True if TORCHINDUCTOR_DETERMINISTIC is set.
+        is_fusing: True if NVGEMM_AOT_FUSE is set.
     """
 
     engine: str
@@ -109,6 +110,7 @@ class Workload:
     tokens: int = 128
     repeats: int = 3
     is_deterministic: bool = False
+    is_fusing: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields."""
@@ -122,8 +124,13 @@ class Workload:
 
     @property
     def title(self) -> str:
-        """Engine, model and layers."""
-        return f"{self.engine}/{self.model}, {self.layers} layers"
+        """Engine, model, layers, and settings that are not the default."""
+        settings = (
+            (self.is_fusing, "gates fused"),
+            (self.is_deterministic, "deterministic"),
+        )
+        names = (name for is_set, name in settings if is_set)
+        return ", ".join([f"{self.engine}/{self.model}", f"{self.layers} layers", *names])
 
     @property
     def longest(self) -> int:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -163,9 +164,10 @@ def test_choices_are_counted_once_and_reductions_without_their_times(tmp_path: P
 
 
 class FakeEngine:
-    """Counts what it is asked for; its tokens are the prompt's last."""
+    """Counts what it is asked for; its tokens are the prompt's last, and take a second each."""
 
     def __init__(self) -> None:
+        self.seconds = 0.0
         self.asked: list[tuple[int, int, int]] = []
         model = workload.MODELS["tiny"]
         width, heads = model.head, model.heads + 2 * model.kv_heads
@@ -181,6 +183,7 @@ class FakeEngine:
 
     def generate(self, prompts: engines.Tokens, count: int) -> engines.Tokens:
         self.asked.append((len(prompts), len(prompts[0]), count))
+        self.seconds += count
         return [prompt[-1:] * count for prompt in prompts]
 
     def log_probabilities(
@@ -194,8 +197,9 @@ class FakeEngine:
         return self.weights[rest if layer.isdecimal() else name]
 
 
-def test_a_process_times_and_profiles_every_size() -> None:
+def test_a_process_times_and_profiles_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: engine.seconds)
 
     def profile(call: Any, steps: int) -> kernels.KernelTime:
         call()
@@ -204,8 +208,12 @@ def test_a_process_times_and_profiles_every_size() -> None:
     found = worker.measured(engine, WORK, profile)
     assert {*found["decode"]} == {"1", "4"}
     assert {*found["prefill"]} == {"64"}
-    for row in (*found["decode"].values(), *found["prefill"].values()):
-        assert len(row["rates"]) == WORK.repeats
+    for row, rate in (
+        (found["decode"]["1"], 1),
+        (found["decode"]["4"], 4),
+        (found["prefill"]["64"], 64),
+    ):
+        assert row["rates"] == [rate] * WORK.repeats
         assert [one["busy_us"] for one in row["kernels"]] == [1.0] * worker.PROFILES
         assert "tokens" not in row
     assert (4, 32, 9) in engine.asked  # timed
@@ -213,7 +221,7 @@ def test_a_process_times_and_profiles_every_size() -> None:
     assert (1, 64, 1) in engine.asked
     assert {*found["digests"]["tokens by batch"]} == {"1", "4"}
     assert found["accuracy"]["prefill"]["rms"] < 1  # of 512 tokens none is likely: log 512 is 6.2
-    without = worker.measured(FakeEngine(), WORK, None)
+    without = worker.measured(engine, WORK, None)
     assert "kernels" not in without["decode"]["1"]
     assert without["digests"] == found["digests"]
 
@@ -456,3 +464,16 @@ def test_workload_reads_what_it_writes() -> None:
     assert workload.Workload.from_json(json.loads(json.dumps(WORK.to_json()))) == WORK
     assert WORK.cache_bytes == 2**30
     assert len({tuple(one) for one in workload.prompts(256, 32)}) == 256
+
+
+def test_settings_are_in_the_processes_the_table_and_the_records(tmp_path: Path) -> None:
+    plain, fusing = WORK, replace(WORK, is_fusing=True)
+    assert engines.environment(tmp_path, plain)["NVGEMM_AOT_FUSE"] is None
+    assert engines.environment(tmp_path, fusing)["NVGEMM_AOT_FUSE"] == "1"
+    record = {
+        **record_of(run("off", "cold"), run("auto", "cold", 1.1)),
+        "workload": fusing.to_json(),
+    }
+    assert "with NVGEMM_AOT_FUSE=1" in table.table(record)
+    names = {one.name for one in cases.serving_cases(record)}
+    assert all(name.startswith("vllm/tiny, 2 layers, gates fused/") for name in names)
