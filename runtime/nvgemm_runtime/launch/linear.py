@@ -272,7 +272,7 @@ def _required_error(weight: torch.Tensor, rows: int, reason: str) -> RequiredErr
     return RequiredError(
         f"linear: {MODE_VARIABLE}=required forbids computing m {rows}, n {n}, k {k} in "
         f"{weight.dtype}, which a bundle declares, without its kernel: {reason}; measure it on "
-        "this GPU product with this torch (nvgemm-aot tune), or let torch compute it: set "
+        "this GPU with this torch (nvgemm-aot confirm), or let torch compute it: set "
         f"{MODE_VARIABLE}=auto, or {DEFAULT_MODE_VARIABLE}=0, which limits mode required to "
         "max-autotune",
         (reason,),

@@ -266,6 +266,7 @@ class _Session:
             attempts=1,
             most_rounds=MOST_ROUNDS,
             also_back_to_back=False,
+            looks_once=True,
             unchecked={ATEN, *self.known_right},
         )
         trying = functools.partial(self.running, key=key)

@@ -16,6 +16,7 @@ from nvgemm_runtime.matching.matches import BundleView, MatchedKernel
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
 from nvgemm_runtime.matching.usable_rankings import UsableRanking, usable_rankings
+from nvgemm_runtime.settings import fuses_gates
 
 from ..contenders import aten_run
 
@@ -44,11 +45,11 @@ class Contest:
 def find_contests(bundles: Sequence[Bundle], facts: DeviceFacts) -> list[Contest]:
     """Returns the problems to measure on a device, one dispatch table after the other.
 
-    An m that was measured on this GPU product is measured with the kernels that its table uses at
-    any m, and with the fastest at this m, also where ATen won: with other times, the table could
-    otherwise bridge over it, and mode ``required`` would miss it. Any other m is measured with the
-    first kernels in its ranking. Problems without an operator in ATen are left out, as default mode
-    leaves them alone, and so are kernels whose results depend on timing.
+    An m that was measured on this GPU product gets the kernels that its table uses there and on
+    both sides, or the fastest if that is ATen throughout: without times there, a table could bridge
+    over it, and mode ``required`` would miss it. Any other m gets the first kernels in its ranking.
+    Problems that default mode leaves alone are left out, among them gated products unless fusing is
+    allowed, and so are kernels whose results depend on timing.
     """
     contests: dict[Problem, Contest] = {}
     for bundle in bundles:
@@ -80,20 +81,23 @@ def _lines(rankings: Iterable[UsableRanking]) -> Iterable[_Line]:
 
 
 def _is_in_default_mode(problem: Problem) -> bool:
-    """Returns True if default mode may use kernels for a problem: ATen has one operator for it."""
-    epilogue = problem.signature.epilogue
-    is_fused = epilogue is not None and (epilogue.activation or epilogue.gate)
-    return not is_fused and aten_run(problem.signature) is not None
+    """Returns True if default mode may use kernels for a problem instead of torch's operators.
+
+    Gated products count if the user allows fusing: Inductor compiles what they are timed against.
+    """
+    if problem.signature.is_gated and not fuses_gates():
+        return False
+    return aten_run(problem.signature) is not None
 
 
 def _line_contests(line: _Line, facts: DeviceFacts) -> Iterator[Contest]:
     measured = {m: usable for m, usable in line.items() if usable.holds_on(facts)}
-    used = _used_kernels(measured, facts)
+    around = _kernels_around(measured, facts)
     for m, usable in line.items():
         kernels = [served.kernel for served in usable.kernels if served.kernel.is_deterministic]
         ids = [kernel.id for kernel in kernels]
         if m in measured:
-            ids = [id_ for id_ in ids if id_ in used or id_ == ids[0]]
+            ids = [id_ for id_ in ids if id_ in around[m]] or ids[:1]
         if ids:
             yield Contest(
                 problem=usable.ranking.problem,
@@ -102,22 +106,26 @@ def _line_contests(line: _Line, facts: DeviceFacts) -> Iterator[Contest]:
             )
 
 
-def _used_kernels(measured: _Line, facts: DeviceFacts) -> set[str]:
-    """Returns the kernels that a line's table would use with the torch it was measured with."""
+def _kernels_around(measured: _Line, facts: DeviceFacts) -> Mapping[int, set[str]]:
+    """Returns the kernels that a line's table would use at each m and on both sides of it.
+
+    The table is that of the torch that the line was measured with.
+    """
+    around: dict[int, set[str]] = {m: set() for m in measured}
     conditions = {usable.source.conditions for usable in measured.values()}
-    used: set[str] = set()
     for condition in filter(None, conditions):
         problem = next(iter(measured.values())).ranking.problem
-        dispatch = decide_dispatch(
+        table = decide_dispatch(
             {m: [usable] for m, usable in measured.items()},
             Request(problem=problem, alignment_bytes=_alignment_bytes(measured)),
             facts,
             TorchVersions(torch=condition.torch, cuda=condition.cuda),
             Terms(limit=1),
             evidence=Evidence.ONCE,
-        )
-        used.update(dispatch.table.used)
-    return used
+        ).table
+        for m, ids in around.items():
+            ids.update(table.at(near) for near in (m - 1, m, m + 1))
+    return around
 
 
 def _alignment_bytes(line: _Line) -> int:

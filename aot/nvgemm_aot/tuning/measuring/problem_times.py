@@ -43,12 +43,14 @@ class Effort:
         most_rounds: Limit for a race's rounds.
         unchecked: Contenders whose results are known to be right, by name.
         also_back_to_back: True to time launches back to back too.
+        looks_once: True to look for slowdowns once a race, not after each round.
     """
 
     attempts: int = ATTEMPTS
     most_rounds: int = MOST_ROUNDS
     unchecked: Collection[str] = ()
     also_back_to_back: bool = True
+    looks_once: bool = False
 
 
 BUSY_PERCENT = 5
@@ -259,7 +261,11 @@ def _race_undisturbed(
 
     for attempt in range(1, effort.attempts + 1):
         seen = {}
-        result = race(ready, source, look, effort.most_rounds)
+        if effort.looks_once:
+            result = race(ready, source, most_rounds=effort.most_rounds)
+            look()
+        else:
+            result = race(ready, source, look, effort.most_rounds)
         slowdowns = [slowdown for slowdown in seen if slowdown != UNSEEN_SLOWDOWNS]
         doubts = (*seen, *(() if result.is_decided else (UNDECIDED,)))
         if result.is_decided and not slowdowns:
