@@ -201,6 +201,39 @@ def gated_loads_cases(entries: Data) -> Iterator[Case]:
                 yield Case(name=f"{key}/{title}/{name}", figure=figure, unit="times the fastest")
 
 
+def gated_allowed_cases(entries: Data) -> Iterator[Case]:
+    """Yields a layer's kernel time, fused over not, and relative errors to fp32 on each side."""
+    for key, entry in entries.items():
+        for other in ("stock", "with bundles"):
+            yield Case(
+                name=f"{key}/fused",
+                figure=entry["us"]["fused"],
+                unit="us",
+                baseline=Baseline(name=other, value=entry["us"][other]),
+            )
+        for side in ("stock", "fused"):
+            for name, figure in zip(("gated values", "MLP"), entry["errors"][side]):
+                yield Case(name=f"{key}/error of {name}/{side}", figure=figure, unit="of fp32")
+
+
+def gated_quality_cases(entries: Data) -> Iterator[Case]:
+    """Yields a small model's perplexity by rounding, over rounding twice, and its errors."""
+    twice = Baseline(name="twice", value=entries["twice"]["perplexity"])
+    for way, entry in entries.items():
+        noise = None if entry["over_twice"] is None else entry["over_twice"][1]
+        name = f"smollm2-135m/{way}"
+        yield Case(
+            name=f"{name}/perplexity",
+            figure=entry["perplexity"],
+            unit="perplexity",
+            baseline=twice,
+            noise=noise,
+        )
+        if entry["error"] is not None:
+            yield Case(name=f"{name}/divergence", figure=entry["divergence"], unit="nats")
+            yield Case(name=f"{name}/error of gated values", figure=entry["error"], unit="of fp32")
+
+
 def hgemm_cases(entries: Data) -> Iterator[Case]:
     """Yields the best bundled kernel over the fastest of cuBLASLt, by size and mode; then means."""
     name = "cuBLASLt autotuned max"
@@ -390,7 +423,9 @@ CASES: dict[str, Callable[[Data], Iterable[Case]]] = {
     "correctness": correctness_cases,
     "dispatch": dispatch_cases,
     "gated": gated_cases,
+    "gated.allowed": gated_allowed_cases,
     "gated.loads": gated_loads_cases,
+    "gated.quality": gated_quality_cases,
     "hgemm": hgemm_cases,
     "kernels": kernels_cases,
     "moe": moe_cases,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional
 
 from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
 from nvgemm_runtime.gemm.epilogues import Gate, GateForm, WeightOrder
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType
 
@@ -34,14 +34,22 @@ from .entry import (
     kernel_options,
     scheduler_options,
 )
-from .families import MmaFamily, family_of
+from .families import SM90, MmaFamily, family_of
 from .gathered_groups import gathering, gathers, options_of
 from .grouped import arguments_of_groups, compile_for_groups, scheduled_by_groups
 from .grouped import designs as designs_of_groups
 
+_HOPPER_FEW_ROWS = (
+    *(Design(tile=(64, width), cluster=(1, 1)) for width in (32, 64, 96, 192, 224)),
+    *(Design(tile=(64, width), cluster=(1, 1), pingpong=True) for width in (64, 96)),
+)
+"""For a small m, in which reading the weights takes all the time: tiles so narrow that 132 thread
+blocks get about equally many, or, with 192 and 224 columns, that 24576 or 28672 columns give 128
+thread blocks one tile each. Offered for 16-bit operands without groups."""
+
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
-    """Returns the ungated designs that can have a gate, in a fixed order.
+    """Returns the designs that can have a gate, in a fixed order: ungated ones, and a few more.
 
     A swapped design would have pairs along its m. A split k has no whole sums to join. The store
     for half tiles takes whole blocks of 16 result columns. With accumulators in registers, a kernel
@@ -50,9 +58,11 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     without_gate = designs_of_groups if signature.op.groups_rows else plain_designs
     keeps_pairs = signature.form is GateForm.KEPT and not has_halves(signature)
     spills = keeps_pairs and family_of(arch).registers_hold_sums
+    is_joined = signature.op is Op.MM and signature.form is GateForm.JOINED
+    few_rows = is_joined and family_of(arch) is SM90 and not signature.a.is_fp8
     return tuple(
         one
-        for one in without_gate(arch, signature)
+        for one in (*without_gate(arch, signature), *(_HOPPER_FEW_ROWS if few_rows else ()))
         if not one.swapped and one.splits == 1 and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
         if not spills or one.sums_of_a_thread < 192
     )
