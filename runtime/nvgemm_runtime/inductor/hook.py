@@ -101,7 +101,7 @@ def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 def _refuse_unopened() -> None:
     if current_mode() is Mode.REQUIRED:
-        from .autotuning.required import require_opened
+        from ..installed.required import require_opened
 
         require_opened()
 

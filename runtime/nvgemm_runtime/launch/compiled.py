@@ -147,20 +147,28 @@ def named_kernels() -> dict[str, str]:
     return dict(_origins)
 
 
-def note_and_preload(kernel_id: str, origin: str) -> None:
-    """Records that generated code may call a kernel, and loads it onto the current device.
+def note_and_preload(
+    kernel_id: str, origin: str, device: torch.device | None = None
+) -> LoadedKernel | None:
+    """Records that generated code may call a kernel, and loads it onto a device.
 
-    Generated modules load where they are about to run, mostly on the current device. On another
-    device, or after a failure here, the first call loads the kernel or reports why it cannot.
+    Generated modules load where they are about to run, mostly on the current device, which is the
+    default. On another device, or after a failure here, the first call loads the kernel or reports
+    why it cannot.
+
+    Returns:
+        The kernel if it has run on the device, else None.
     """
     _origins.setdefault(kernel_id, origin)
-    device = _device_at_hand()
+    device = device or _device_at_hand()
     if device is None or is_off():
-        return
+        return None
     try:
-        upload(load_for(kernel_id, _device_facts(device)), device)
+        kernel = load_for(kernel_id, _device_facts(device))
+        return kernel if upload(kernel, device) else None
     except Exception as error:
         _log.debug("kernel %s is not preloaded: %s", kernel_id[:12], error)
+        return None
 
 
 def _device_at_hand() -> torch.device | None:

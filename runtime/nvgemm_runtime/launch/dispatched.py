@@ -40,13 +40,15 @@ def dispatched(
 
     NVGEMM_AOT_DEBUG works as in `compiled.gemm`.
     """
+    for kernel_id, origin in origins.items():
+        note_and_preload(kernel_id, origin)
     return make_call(aten, MeasuredTable(bounds, kernels, origins), order)
 
 
 class MeasuredTable:
     """Dispatch table, registered at its first call because the native launcher may be missing.
 
-    Its kernels load immediately if the process uses CUDA. Other arguments are as in `dispatched`.
+    Arguments are as in `dispatched`.
     """
 
     name = "dispatch by m"
@@ -54,8 +56,6 @@ class MeasuredTable:
     def __init__(
         self, bounds: Sequence[int], kernels: Sequence[str], origins: Mapping[str, str]
     ) -> None:
-        for kernel_id, origin in origins.items():
-            note_and_preload(kernel_id, origin)
         self._ids = tuple(dict.fromkeys(kernel for kernel in kernels if kernel))
         self._bounds = bounds
         self._segments = [
@@ -66,17 +66,32 @@ class MeasuredTable:
         self._is_registered = False
         self.compute: _TryDispatch = self._register_and_compute
         self._first_launches: Sequence[Callable[..., bool]] = ()
+        self._settles: Sequence[Callable[[int | None], None]] = ()
 
     def finish(self, done: bool | int, *tensors: torch.Tensor) -> bool:
         """Launches a kernel that has not run here yet; returns False for ATen's rows."""
         return done is not False and self._first_launches[done](*tensors)
 
+    def load_onto(self, device: torch.device) -> None:
+        """Loads the kernels onto the only device that calls will use, so that none loads one.
+
+        The first call for a kernel that fails here reports the reason.
+        """
+        self._register_once()
+        for kernel_id, settle in zip(self._ids, self._settles):
+            kernel = note_and_preload(kernel_id, self._origins[kernel_id], device)
+            if kernel is not None:
+                settle(kernel.handle)
+
     def _register_and_compute(self, *tensors: torch.Tensor) -> bool | int:
+        self._register_once()
+        return self.compute(*tensors)
+
+    def _register_once(self) -> None:
         with self._lock.current:
             if not self._is_registered:
                 self.compute = self._register()
                 self._is_registered = True
-        return self.compute(*tensors)
 
     def _register(self) -> _TryDispatch:
         if is_off():
@@ -88,9 +103,10 @@ class MeasuredTable:
             for kernel_id in self._ids:
                 leave_to_aten(self._origins[kernel_id], kernel_id, error)
             return _never_launch
+        self._settles = [self._settle(library, table, slot) for slot in range(len(self._ids))]
         self._first_launches = [
-            launch_first(kernel, self._origins[kernel], self._settle(library, table, slot))
-            for slot, kernel in enumerate(self._ids)
+            launch_first(kernel, self._origins[kernel], settle)
+            for kernel, settle in zip(self._ids, self._settles)
         ]
         return functools.partial(library.try_dispatch, table)
 

@@ -823,8 +823,8 @@ def test_required_refuses_a_bundle_that_cannot_be_opened(
 def test_required_says_how_to_install_a_damaged_wheel_again(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch, requirement: str | None, step: str
 ) -> None:
-    from nvgemm_runtime.inductor.autotuning.required import require_opened
     from nvgemm_runtime.installed.discover import BundleFile
+    from nvgemm_runtime.installed.required import require_opened
 
     path = Path("/nowhere/b.nvgemm")
     broken = BundleFile(path=path, origin="a wheel", problem=None, requirement=requirement)

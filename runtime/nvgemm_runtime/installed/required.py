@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from ...errors import RequiredError
-from ...installed.registry import INSTALLATION, FoundBundle
-from ...settings import BUNDLES_VARIABLE, MODE_VARIABLE
-from ..configuration.modes import OPTION
+from ..errors import RequiredError
+from ..settings import BUNDLES_VARIABLE, COMPILE_OPTION, MODE_VARIABLE
+from .registry import INSTALLATION, FoundBundle
 
 
 def require_opened() -> None:
     """Raises an error if a bundle cannot be opened, for mode ``required``.
 
-    Such a bundle may declare any GEMM, so no GEMM can be compiled without it. Bundles for another
+    Such a bundle may declare any GEMM, so no GEMM can be computed without it. Bundles for another
     device can be opened.
 
     Raises:
@@ -23,7 +22,7 @@ def require_opened() -> None:
     reasons = tuple(f"{entry.origin}: {entry.problem}" for entry in unopened)
     lines = [
         f"bundles cannot be opened, so it is unknown what they declare, but {MODE_VARIABLE}="
-        f"required (or {OPTION}) needs all declarations:",
+        f"required (or {COMPILE_OPTION}) needs all declarations:",
         *(f"  {reason}" for reason in reasons),
         *dict.fromkeys(map(_next_step, unopened)),
     ]
