@@ -184,6 +184,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
         for start, seconds in plugin_seconds(record).items()
     ]
     lines.append(f"and while serving at most {most_while_serving_ms(record):.0f} ms")
+    lines += {line: None for run in runs for line in run["stats"].get("said", ())}
     for what in ("choices", "reductions", "tokens"):
         each = [
             f"{mode.value} {count} in {processes}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import statistics
 import sys
@@ -44,6 +45,8 @@ def work(workload: Workload, directory: Path) -> None:
     if has_gpu:
         start_tracing()
     kind = ENGINES[workload.engine]
+    said = Said()
+    logging.getLogger(f"{workload.engine}.nvgemm_aot").addHandler(said)
     begin = time.perf_counter()
     engine = kind.start(workload, directory)
     engine_s = time.perf_counter() - begin
@@ -69,6 +72,7 @@ def work(workload: Workload, directory: Path) -> None:
             **started,
             "while_serving_ms": _spent_ms(plugin_stats()) - _spent_ms(started),
             "failed": failures(),
+            "said": said.lines,
         },
         "versions": {
             **versions(),
@@ -81,6 +85,18 @@ def work(workload: Workload, directory: Path) -> None:
         "reductions": digest(reductions_below(directory)),
     }
     send(result)
+
+
+class Said(logging.Handler):
+    """Keeps what the plug-in for an engine logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a message."""
+        self.lines.append(record.getMessage())
 
 
 def _keep_answers_apart() -> None:

@@ -55,6 +55,7 @@ def run(mode: str, start: str, speed: float = 1.0, **more: Any) -> dict[str, Any
             "milliseconds": {"matching": 500.0} if mode == "auto" else {},
             "while_serving_ms": 0.0,
             "failed": {},
+            "said": ["nvgemm-aot: bundled kernels serve 5 of 5"] if mode == "auto" else [],
         },
         "versions": {
             "device": "NVIDIA H100 80GB HBM3", "driver": "5", "torch": "2.11.0", "CUDA": "13",
@@ -264,6 +265,7 @@ def test_table_compares_modes_and_shows_what_is_served() -> None:
     text = "\n".join(lines)
     assert "1 processes with off, 2 processes with auto" in text
     assert "plug-in's own clock, warm: 0.50 s\nand while serving at most 12 ms" in text
+    assert lines.count("nvgemm-aot: bundled kernels serve 5 of 5") == 1
     assert "different digests of choices: off 1 in 1, auto 1 in 2 processes" in text
     assert "different digests of tokens: off 1 in 1, auto 2 in 2 processes" in text
     assert "kernel 0123456789ab was left to ATen: no memory" in text
