@@ -484,3 +484,22 @@ def test_scaled_products_are_not_fused(inductor: InductorSession, bundles: Bundl
     compiled = inductor.compile(scaled, x, w, torch.ones(()))
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
+
+
+def stack(x: Tensor, first: Tensor, down: Tensor, second: Tensor) -> Tensor:
+    return gated(mlp(x, first, down), second)
+
+
+@pytest.mark.usefixtures("fusing")
+def test_two_layers_in_one_graph(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.gated(), bundles.plain())
+    down = torch.randn(K, HALF, dtype=torch.bfloat16) / HALF**0.5
+    x, first = tensors(12)
+    _, second = tensors(12)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled = inductor.compile(stack, x, first, down, second, dynamic=None)
+    for m, launched in {12: (WIDE, WIDE), 40: ()}.items():
+        x, _ = tensors(m)
+        arguments = (x, first, down, second)
+        assert inductor.launched(compiled.function, *arguments) == launched
+        assert_close(compiled.function(*arguments), *arguments, function=stack)
