@@ -15,7 +15,6 @@ from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
-from nvgemm_runtime.moe.activations import GatedActivation
 
 from ..rankings.agreement import ATEN, TRITON
 from .correctness.gate_results import pairs
@@ -190,6 +189,7 @@ def _gated(signature: Signature) -> Run | None:
     import torch
 
     from nvgemm_runtime import mode
+    from nvgemm_runtime.moe.activations import GatedActivation
 
     halves = (DType.BF16, DType.FP16)
     is_joined = signature.op is Op.MM and signature.form is GateForm.JOINED
