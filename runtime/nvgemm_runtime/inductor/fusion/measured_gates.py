@@ -5,7 +5,7 @@ what plain torch.compile runs. Where bundled kernels compute the product alone, 
 that time. By m, the generated code calls a gated kernel, or Inductor's code for the separate
 operations.
 
-The torch names used here are private and were run on torch 2.11 and 2.13.
+The torch names used here are private and were run on torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
