@@ -33,6 +33,7 @@ BLOCKS: dict[str, Callable[[Selection], str]] = {
     "models": results.models,
     "ranking": results.ranking,
     "readme": results.readme,
+    "rounding": results.rounding,
     "serving": serving.serving,
     "tests": results.tests,
     "timing": results.timing,

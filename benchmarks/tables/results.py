@@ -185,6 +185,26 @@ def gated(records: Selection) -> str:
     return markdown(("GPU", "m", "torch.compile", "worst model", "best kernel"), rows)
 
 
+def rounding(records: Selection) -> str:
+    """A small model by the rounding of its gated products."""
+    quality = records.where("gated.quality")
+    rows = []
+    for way in ("once", "twice", "eager"):
+        error, divergence, perplexity = (
+            quality.where(case=f"smollm2-135m/{way}/{name}").only()
+            for name in ("error of gated values", "divergence", "perplexity")
+        )
+        noise = perplexity.case.noise
+        rows.append(
+            (way, f"{error.case.figure:.2%}", f"{divergence.case.figure:.1e}",
+             f"{perplexity.case.figure:.3f}",
+             NONE if noise is None else f"{perplexity.over_baseline - 1:+.2%} ± {noise:.2%}")
+        )  # fmt: skip
+    return markdown(
+        ("rounds", "error of gated values", "divergence, nats", "perplexity", "over twice"), rows
+    )
+
+
 def experts(records: Selection) -> str:
     """Four models' experts from sorted rows."""
     return _experts(records, "moe")

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.cases import gated_allowed_cases as of_allowed
+from benchmarks.cases import gated_quality_cases as of_quality
 from benchmarks.gated import __main__ as benchmark
+from benchmarks.gated import allowed, quality
 from benchmarks.shared.summaries import Summary
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_runtime.gemm.problem import Signature
@@ -77,3 +80,56 @@ def test_the_table_holds_the_best_of_each_side_against_each_other() -> None:
     assert "1.049 times as fast" in lines[-1]
     assert "best kernel 1.250" in lines[-1]
     assert "least 1.000 and 1.250" in lines[-1]
+
+
+def test_a_default_mode_table_and_cases_have_each_side() -> None:
+    measured = {
+        "us": {"stock": 110.0, "with bundles": 105.0, "fused": 100.0},
+        "errors": {"stock": [2e-3, 3e-3], "with bundles": [2e-3, 3e-3], "fused": [1e-3, 2e-3]},
+    }
+    entries = {"llama-3.1-8b m16": measured}
+    *_, row = allowed.table(entries)
+    assert row.split()[1:7] == ["16", "110.0", "105.0", "100.0", "1.100", "1.050"]
+    found = {
+        (case.name, case.baseline and case.baseline.name): case for case in of_allowed(entries)
+    }
+    assert found["llama-3.1-8b m16/fused", "stock"].figure == 100
+    assert found["llama-3.1-8b m16/error of MLP/fused", None].figure == 2e-3
+
+
+def test_roundings_differ_as_their_names_say() -> None:
+    torch.manual_seed(0)
+    x, gates, ups = (quality.rounded(torch.randn(32, 64)) for _ in range(3))
+    errors = quality.Errors()
+    errors.add(x, gates, ups)
+    once, twice, eager = map(errors.relative, quality.WAYS)
+    assert 0 < once < twice < eager < 0.01
+    product = functional.linear(x, torch.cat((gates, ups)))
+    stock = functional.silu(product[:, :32].bfloat16().float())
+    stock = (stock * product[:, 32:].bfloat16().float()).bfloat16().float()
+    torch.testing.assert_close(quality.gated("twice")(x, gates, ups), stock, rtol=0, atol=0)
+
+
+def test_a_small_models_table_and_cases_compare_with_two_roundings() -> None:
+    def measured(perplexity: float, difference: list[float] | None) -> dict[str, Any]:
+        return {
+            "perplexity": perplexity,
+            "divergence": 1e-4,
+            "equal": 0.99,
+            "over_twice": difference,
+            "error": 1e-3,
+        }
+
+    entries = {
+        "fp32": {**measured(9.9, [-0.01, 0.001]), "error": None},
+        "once": measured(10.0, [0.001, 0.002]),
+        "twice": measured(10.1, None),
+    }
+    assert len(list(quality.table(entries))) == 4
+    cases = {case.name: case for case in of_quality(entries)}
+    once = cases["smollm2-135m/once/perplexity"]
+    assert (once.figure, once.noise) == (10.0, 0.002)
+    assert once.baseline is not None
+    assert once.baseline.value == 10.1
+    assert cases["smollm2-135m/twice/error of gated values"].figure == 1e-3
+    assert "smollm2-135m/fp32/divergence" not in cases

@@ -453,3 +453,53 @@ def test_a_weight_in_another_layout_is_not_fused(
     x, w = tensors(16)
     transposed = w.t().contiguous().t()
     assert inductor.compile(gated, x, transposed).launched == ()
+
+
+@pytest.mark.usefixtures("fusing")
+def test_where_the_plain_kernel_was_not_measured_nothing_is_fused(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """It runs at m 16, between two measured sizes, and its gain there is unknown."""
+    times = {SQUARE: 450, WIDE: 950, ONE: 990, ATEN: 500}
+    inductor.use(bundles.gated(), bundles.plain({8: times, 32: times}))
+    x, w = tensors(16)
+    assert inductor.compile(gated, x, w).launched == (SQUARE,)
+    table = nvgemm_runtime.dispatch_table(
+        x, w.t(), extras=ExtraOperands(gated=Epilogue.parse("swiglu_halves"))
+    )
+    assert "not used at m 16: a kernel computes the product alone at this m" in str(table)
+
+
+@pytest.mark.usefixtures("fusing")
+def test_scaled_products_are_not_fused(inductor: InductorSession, bundles: Bundles) -> None:
+    """As those of quantized weights."""
+
+    def scaled(x: Tensor, w: Tensor, one: Tensor) -> Tensor:
+        both = torch._scaled_mm(x, w.t(), one, one, out_dtype=torch.bfloat16)
+        gate, up = both.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    inductor.use(bundles.gated(), bundles.plain())
+    x, w = (tensor.to(torch.float8_e4m3fn) for tensor in tensors(16))
+    compiled = inductor.compile(scaled, x, w, torch.ones(()))
+    assert compiled.launched == ()
+    assert "nvgemm" not in compiled.code[0]
+
+
+def stack(x: Tensor, first: Tensor, down: Tensor, second: Tensor) -> Tensor:
+    return gated(mlp(x, first, down), second)
+
+
+@pytest.mark.usefixtures("fusing")
+def test_two_layers_in_one_graph(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.gated(), bundles.plain())
+    down = torch.randn(K, HALF, dtype=torch.bfloat16) / HALF**0.5
+    x, first = tensors(12)
+    _, second = tensors(12)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled = inductor.compile(stack, x, first, down, second, dynamic=None)
+    for m, launched in {12: (WIDE, WIDE), 40: ()}.items():
+        x, _ = tensors(m)
+        arguments = (x, first, down, second)
+        assert inductor.launched(compiled.function, *arguments) == launched
+        assert_close(compiled.function(*arguments), *arguments, function=stack)

@@ -103,6 +103,7 @@ def _backends_needed(activation: Activation) -> set[str]:
 _SETTINGS_AGAINST_ANY = (
     "emulate_precision_casts",  # asks for eager's roundings
     "cpp_wrapper",  # generated C++ has no ATen call for both
+    "fx_wrapper",  # no Python text is generated
 )
 
 _SETTINGS_AGAINST = (

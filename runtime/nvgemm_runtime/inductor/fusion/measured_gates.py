@@ -5,12 +5,11 @@ what plain torch.compile runs. Where bundled kernels compute the product alone, 
 that time. By m, the generated code calls a gated kernel, or Inductor's code for the separate
 operations.
 
-The torch names used here are private and were read in torch 2.11 and 2.13, and run on 2.13.
+The torch names used here are private and were run on torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,8 +48,6 @@ from ..reading import RowRange, rows_of_nodes
 from ..report import raise_or_log
 
 _log = logging.getLogger(__name__)
-
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +134,8 @@ def lower(
             return DispatchChoice(call, offer, None).output_node()
         return GemmChoice(call, offer.kernels[offer.table.kernels[0]]).output_node()
     graph, examples = _trace(function, call.inputs)
-    name = f"nvgemm_aot_separate_{next(_numbers)}"
+    # Counted within the graph, so that all processes generate equal code.
+    name = f"nvgemm_aot_separate_{len(V.graph.operations)}"
     if offer is None:
         return inline_subgraph_to_ir_nodes(graph, list(operands), name)
     return ir.TensorBox.create(GatedNode(call, offer, graph, examples, name))
