@@ -126,7 +126,7 @@ def _table(document: Document) -> str:
             len(keys),
             sum(key in used for key in keys),
             sum(bool(problems[key]["doubts"]) for key in keys),
-            max(f"{problems[key]['gain']:6.1%}" for key in keys),
+            f"{max(problems[key]['gain'] for key in keys):.1%}",
         ]
         for signature, keys in by_signature.items()
     ]
