@@ -46,7 +46,7 @@ def work(workload: Workload, directory: Path) -> None:
         start_tracing()
     kind = ENGINES[workload.engine]
     said = Said()
-    logging.getLogger(f"{workload.engine}.nvgemm_aot").addHandler(said)
+    logging.getLogger(f"{workload.engine}.nvgemm_aot").addFilter(said)
     begin = time.perf_counter()
     engine = kind.start(workload, directory)
     engine_s = time.perf_counter() - begin
@@ -87,16 +87,20 @@ def work(workload: Workload, directory: Path) -> None:
     send(result)
 
 
-class Said(logging.Handler):
-    """Keeps what the plug-in for an engine logs."""
+class Said(logging.Filter):
+    """Keeps what the plug-in for an engine logs.
+
+    A filter, because engines configure logging at their start, which removes handlers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keeps a message."""
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keeps a message and lets it pass."""
         self.lines.append(record.getMessage())
+        return True
 
 
 def _keep_answers_apart() -> None:

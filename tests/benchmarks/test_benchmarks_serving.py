@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+import logging.config
 import subprocess
 import sys
 from dataclasses import replace
@@ -466,6 +468,21 @@ def test_workload_reads_what_it_writes() -> None:
     assert workload.Workload.from_json(json.loads(json.dumps(WORK.to_json()))) == WORK
     assert WORK.cache_bytes == 2**30
     assert len({tuple(one) for one in workload.prompts(256, 32)}) == 256
+
+
+def test_a_plugins_messages_are_kept_when_an_engine_configures_logging() -> None:
+    said = worker.Said()
+    logger = logging.getLogger("made_up_engine.nvgemm_aot")
+    logger.addFilter(said)
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "loggers": {"made_up_engine": {"level": "INFO", "propagate": False}},
+        }
+    )
+    logger.info("bundled kernels serve %d of 5", 5)
+    assert said.lines == ["bundled kernels serve 5 of 5"]
 
 
 def test_settings_are_in_the_processes_the_table_and_the_records(tmp_path: Path) -> None:
