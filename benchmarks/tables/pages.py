@@ -23,6 +23,7 @@ BLOCKS: dict[str, Callable[[Selection], str]] = {
     "coverage": results.coverage,
     "dispatch": results.dispatch,
     "experts": results.experts,
+    "fused": results.fused,
     "gated": results.gated,
     "gather": results.gather,
     "goals": goals,

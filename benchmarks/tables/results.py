@@ -185,6 +185,34 @@ def gated(records: Selection) -> str:
     return markdown(("GPU", "m", "torch.compile", "worst model", "best kernel"), rows)
 
 
+def fused(records: Selection) -> str:
+    """Gated MLPs in plain torch.compile with NVGEMM_AOT_FUSE, by m."""
+    allowed = records.where("gated.allowed")
+    rows = []
+    for one in allowed.where(case=".*/fused"):
+        if one.case.baseline is None or one.case.baseline.name != "stock":
+            continue
+        size = one.case.name.removesuffix("/fused")
+        over_bundles = [
+            other.speedup
+            for other in allowed.where(case=re.escape(one.case.name))
+            if other.case.baseline is not None and other.case.baseline.name == "with bundles"
+        ]
+        errors = (
+            allowed.where(case=re.escape(f"{size}/error of gated values/{way}")).only()
+            for way in ("fused", "stock")
+        )
+        rows.append(
+            (size, gpu(allowed.products[0]), f"{one.case.baseline.value:,.1f}",
+             f"{one.case.figure:,.1f}", times(one.speedup, 3), times(over_bundles[0], 3),
+             *(f"{error.case.figure:.2e}" for error in errors))
+        )  # fmt: skip
+    return markdown(
+        ("layer", "GPU", "stock, us", "fused", "over stock", "over unfused kernels",
+         "error, fused", "stock"), rows
+    )  # fmt: skip
+
+
 def rounding(records: Selection) -> str:
     """A small model by the rounding of its gated products."""
     quality = records.where("gated.quality")
