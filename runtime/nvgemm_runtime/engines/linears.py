@@ -39,5 +39,8 @@ def compute_linear(
         except Exception as error:
             if isinstance(error, NvgemmError) and error.stops_compilation:
                 raise
-            engine.warn_once(f"a Linear stays with {engine.name}: {type(error).__name__}: {error}")
+            name = type(error).__name__
+            engine.warn_once(
+                f"a Linear stays with {engine.name}: {name}: {error}", f"Linear {name}"
+            )
     return torch.nn.functional.linear(x, weight, bias)

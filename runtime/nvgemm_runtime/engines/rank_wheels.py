@@ -5,12 +5,18 @@ Only keys are set and read: a collective would wait for ever for a rank without 
 
 from __future__ import annotations
 
+import contextlib
+from datetime import timedelta
 from typing import Any
 
 from ..installed.digest import installed_digest
+from ..settings import CONFIRMED_VARIABLE
 
 _KEY = "nvgemm_aot/bundles/"
 """Prefix of a rank's key, whose value is the digest of its bundles."""
+
+_PATIENCE = timedelta(seconds=5)
+"""Longest wait for other ranks: they capture graphs at about the same time."""
 
 _SHOWN = 12
 """Digits of a digest in a message."""
@@ -26,12 +32,14 @@ def publish() -> None:
 def find_difference() -> str | None:
     """Returns which ranks have other bundles than rank 0; None on other ranks and if all agree.
 
-    Other ranks must have published, so a collective has to lie between.
+    Waits up to `_PATIENCE` for ranks that start later.
     """
     store = _store()
     if store is None or _rank() != 0:
         return None
     own = installed_digest()
+    with contextlib.suppress(RuntimeError):  # a rank without the plug-in publishes nothing
+        store.wait([f"{_KEY}{rank}" for rank in range(1, _world_size())], _PATIENCE)
     ranks: dict[str, list[int]] = {}
     for rank in range(1, _world_size()):
         key = f"{_KEY}{rank}"
@@ -45,8 +53,9 @@ def find_difference() -> str | None:
         for digest, numbers in ranks.items()
     )
     return (
-        f"ranks have different kernel wheels, so their results are rounded differently (rank 0: "
-        f"{own[:_SHOWN]}; {others}); install the same wheels on every machine"
+        f"ranks have different kernel wheels or confirmations, so their results are rounded "
+        f"differently (rank 0: {own[:_SHOWN]}; {others}); install the same wheels on every "
+        f"machine, and the same files in {CONFIRMED_VARIABLE}"
     )
 
 

@@ -126,10 +126,11 @@ class Engine:
                 raise
             self.warn_once(f"{part} stays with {self.name}: {type(error).__name__}: {error}")
 
-    def warn_once(self, message: str) -> None:
-        """Logs a warning, each text once in a process."""
-        if (self.name, message) not in _warned:
-            _warned.add((self.name, message))
+    def warn_once(self, message: str, about: str | None = None) -> None:
+        """Logs a warning, each subject, by default its text, once in a process."""
+        subject = self.name, about or message
+        if subject not in _warned:
+            _warned.add(subject)
             self.log.warning("nvgemm-aot: %s", message)
 
 

@@ -62,9 +62,9 @@ def load_kernels(model: torch.nn.Module) -> None:
 
     from .. import linear, preload
 
-    for weight, _ in find_linears(model, only_heads=True):
+    for weight, bias in find_linears(model, only_heads=True):
         with torch.inference_mode():  # looks up the table
-            linear(weight.new_zeros(1, weight.shape[1]), weight)
+            linear(weight.new_zeros(1, weight.shape[1]), weight, bias)
     preload()
 
 

@@ -19,6 +19,7 @@ from ..launch.compiled import GeneratedCall, default_device
 from ..launch.dispatch_table import find_dispatch
 from ..launch.dispatched import dispatched
 from ..matching.device import device_facts
+from ..settings import Mode, default_mode, max_choices, serves_default_mode
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +146,9 @@ def _find_dispatch(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
 ) -> Dispatch | str:
-    """Returns the decision for a product at every m, or why no kernel can compute it."""
+    """Returns the decision for a product at every m, or why no kernel can or may compute it."""
+    if default_mode() is Mode.OFF or not serves_default_mode() or not max_choices():
+        return "computes nothing by the settings of nvgemm-aot"
     extras = ExtraOperands(scale_a=scale_a, scale_b=scale_b, addend=bias)
     try:
         readings = requests(Op.MM, a, b, out_dtype, extras=extras)

@@ -41,7 +41,6 @@ def dispatched(
 
     NVGEMM_AOT_DEBUG works as in `compiled.gemm`.
     """
-    note_table(bounds, kernels)
     for kernel_id, origin in origins.items():
         note_and_preload(kernel_id, origin)
     return make_call(aten, MeasuredTable(bounds, kernels, origins), order)
@@ -58,6 +57,7 @@ class MeasuredTable:
     def __init__(
         self, bounds: Sequence[int], kernels: Sequence[str], origins: Mapping[str, str]
     ) -> None:
+        note_table(bounds, kernels)
         self._ids = tuple(dict.fromkeys(kernel for kernel in kernels if kernel))
         self._bounds = bounds
         self._segments = [

@@ -203,10 +203,9 @@ def _find_plan(key: tuple[object, ...], weight: torch.Tensor, bias: torch.Tensor
     with _planning.current:
         plan = _plans.get(key)
         if plan is None:
-            plan = _make_plan(weight, bias)
             if len(_plans) >= _MOST_PLANS:
-                _plans.clear()
-            _plans[key] = plan
+                return _TORCH_ALONE  # tables are never freed
+            plan = _plans[key] = _make_plan(weight, bias)
     return plan
 
 

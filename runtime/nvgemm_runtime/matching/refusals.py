@@ -256,7 +256,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
     """Returns a version's leading numbers, for comparisons: ``4.8.1.dev0`` gives (4, 8, 1)."""
     leading: list[int] = []
     for part in version.split("."):
-        if not part.isdigit():
+        if not part.isdecimal():
             break
         leading.append(int(part))
     return tuple(leading)

@@ -1,4 +1,4 @@
-"""Choices that generated code makes in this process, and their digest."""
+"""Choices that generated code and `linear` make in this process, and their digest."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _tables: set[tuple[tuple[int, ...], tuple[str, ...]]] = set()
 
 
 def note_kernel(kernel_id: str) -> None:
-    """Notes that generated code may call a kernel."""
+    """Notes that generated code or `linear` may call a kernel."""
     _kernels.add(kernel_id)
 
 
 def note_table(bounds: Sequence[int], kernels: Sequence[str]) -> None:
-    """Notes that generated code dispatches by m; arguments as in `launch.dispatched.dispatched`."""
+    """Notes a dispatch by m; arguments as in `launch.dispatched.dispatched`."""
     _tables.add((tuple(bounds), tuple(kernels)))
 
 
@@ -31,9 +31,9 @@ def choices_digest() -> str:
 
     Processes and ranks that run the same graphs on one GPU product with the same bundles, torch and
     settings have equal digests, whether they compiled the graphs or found them in a cache. The
-    digest covers the kernels and dispatch tables in generated code, and the kernels that failed, so
-    that ATen computes their GEMMs. Generated C++ counts its kernels from their first call on, and
-    none of its tables.
+    digest covers the kernels and dispatch tables in generated code and in `nvgemm_runtime.linear`,
+    and the kernels that failed, so that ATen computes their GEMMs. Generated C++ counts its kernels
+    from their first call on, but not its tables.
 
     Returns:
         64 hexadecimal digits.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from torch import distributed
 
@@ -31,17 +33,40 @@ def test_names_the_ranks_that_differ(
     store: distributed.HashStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_wheels, "installed_digest", lambda: "a" * 64)
+    monkeypatch.setattr(rank_wheels, "_PATIENCE", timedelta(milliseconds=10))
     rank_wheels.publish()
     publish(monkeypatch, 1, "a" * 64)
     publish(monkeypatch, 2, "b" * 64)
     assert rank_wheels.find_difference() == (
-        "ranks have different kernel wheels, so their results are rounded differently (rank 0: "
-        "aaaaaaaaaaaa; rank 2: bbbbbbbbbbbb; rank 3: no plug-in); install the same wheels on every "
-        "machine"
+        "ranks have different kernel wheels or confirmations, so their results are rounded "
+        "differently (rank 0: aaaaaaaaaaaa; rank 2: bbbbbbbbbbbb; rank 3: no plug-in); install the "
+        "same wheels on every machine, and the same files in NVGEMM_AOT_CONFIRMED"
     )
     publish(monkeypatch, 2, "a" * 64)
     publish(monkeypatch, 3, "a" * 64)
     assert rank_wheels.find_difference() is None
+
+
+def test_waits_for_ranks_that_start_later(
+    store: distributed.HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_wheels, "installed_digest", lambda: "a" * 64)
+    rank_wheels.publish()
+    others = [f"{rank_wheels._KEY}{rank}" for rank in (1, 2, 3)]
+
+    class Late:
+        """The store, in which the others publish while this rank waits."""
+
+        get, check = store.get, store.check
+
+        def wait(self, keys: list[str], patience: timedelta) -> None:
+            assert keys == others
+            for key in keys:
+                store.set(key, "a" * 64)
+
+    monkeypatch.setattr(rank_wheels, "_store", Late)
+    assert rank_wheels.find_difference() is None
+    assert all(store.check([key]) for key in others)
 
 
 def test_one_process_alone_compares_nothing() -> None:

@@ -194,6 +194,17 @@ def test_leaves_other_linears_to_vllms_class(
     assert why.startswith(reason)
 
 
+@pytest.mark.parametrize("variable", ["NVGEMM_AOT_DEFAULT_MODE", "NVGEMM_AOT_MAX_CHOICES"])
+def test_settings_leave_every_linear_to_vllms_class(
+    session: InductorSession, linears: Callable[[str], tuple[FakeEngine, Any]], variable: str
+) -> None:
+    _, kernels = linears("tensor")
+    served = kernels.choose(config(TENSOR, TENSOR))
+    assert type(served) is not kernels.CutlassFP8ScaledMMLinearKernel
+    session.monkeypatch.setenv(variable, "0")
+    assert type(kernels.choose(config(TENSOR, TENSOR))) is kernels.CutlassFP8ScaledMMLinearKernel
+
+
 @pytest.mark.parametrize(
     "why", ["disabled", "batch invariance", "communication", "preferred", "an internal error"]
 )

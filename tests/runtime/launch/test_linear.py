@@ -33,6 +33,7 @@ from nvgemm_runtime.launch import dispatched
 from nvgemm_runtime.launch import linear as module
 from nvgemm_runtime.launch.compiled import named_kernels
 from nvgemm_runtime.launch.loading.loader import LOADER
+from nvgemm_runtime.reporting import generated_choices
 from nvgemm_runtime.settings import (
     DEFAULT_MODE_VARIABLE,
     MAX_CHOICES_VARIABLE,
@@ -526,6 +527,17 @@ def test_plans_are_limited(session: InductorSession, monkeypatch: pytest.MonkeyP
     for n in range(1, 8):
         nvgemm_runtime.linear(torch.randn(8, K), torch.randn(n, K))
         assert len(module._plans) <= 3
+
+
+def test_tables_count_in_the_digest_of_choices(
+    session: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_kernels", "_tables", "_failed"):
+        monkeypatch.setattr(generated_choices, name, set())
+    before = nvgemm_runtime.choices_digest()
+    nvgemm_runtime.linear(torch.randn(8, K), torch.randn(N, K))
+    assert len(generated_choices._tables) == 1
+    assert nvgemm_runtime.choices_digest() != before
 
 
 def test_the_signature_is_torchs_own() -> None:
