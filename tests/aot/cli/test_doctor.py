@@ -249,8 +249,8 @@ def test_says_which_confirmations_count_here(
     write("c", "NVIDIA B200", "2.14.1")
     (tmp_path / "confirmed" / "d.confirmed.json").write_text("{}")
     here, older, elsewhere, damaged = rows()
-    assert "NVIDIA H200 with torch 2.14.1, CUDA 13.0, 2026-11-28: plain torch" in here
-    assert here.endswith("uses kernels for 1 of 1")
+    assert "NVIDIA H200 with torch 2.14.1, CUDA 13.0, 2026-11-28: kernels gain" in here
+    assert here.endswith("kernels gain 2% or more in 1 of 1 GEMMs")
     assert "does not count here: ATen was measured with torch 2.13.0, this is 2.14" in older
     assert elsewhere.endswith("does not count here: measured on NVIDIA B200")
     assert "left out: " in damaged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from nvgemm_aot.tuning.confirming.confirm_kernels import Confirmed, confirm
 from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 from nvgemm_aot.tuning.measuring import problem_times
 from nvgemm_aot.tuning.measuring.gpu import GpuState
-from nvgemm_runtime.bundle.confirmations import Confirmations
+from nvgemm_runtime.bundle.confirmations import Confirmations, ConfirmedTimes
+from nvgemm_runtime.bundle.ranking_entries import Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, RankingsError, TuningError
 from nvgemm_runtime.installed.registry import Installation
@@ -284,13 +285,76 @@ def test_an_interrupted_command_leaves_the_file(
     assert user_file().read_bytes() == before
 
 
+def other_results(
+    confirmed: Confirmed, change: Callable[[ConfirmedTimes], ConfirmedTimes], keys: Collection[str]
+) -> Confirmed:
+    """The same measurement with only these problems, each changed."""
+    problems = {key: change(confirmed.confirmations.problems[key]) for key in keys}
+    return replace(confirmed, confirmations=replace(confirmed.confirmations, problems=problems))
+
+
+def test_the_users_file_keeps_what_was_not_measured_now(elsewhere: Path) -> None:
+    """As when another environment has other wheels."""
+    first = confirm_by(TIMES, elsewhere)
+    write_confirmations(first.confirmations, None)
+    before = read_confirmations(user_file()).problems
+    changed, doubted, *others = before
+    faster = replace(before[changed], aten=Timing(time_ns=7, spread_ns=1))
+    in_doubt = replace(before[doubted], doubts=("other work",))
+    now = replace(first.confirmations, problems={changed: faster, doubted: in_doubt})
+    write_confirmations(now, None)
+    after = read_confirmations(user_file()).problems
+    assert after == {**before, changed: faster}
+    assert len(others) == 3
+    dropped = next(iter(before[others[0]].kernels))
+    write_confirmations(now, None, rejected=[dropped])
+    left = read_confirmations(user_file()).problems
+    assert others[0] not in left
+    assert left[changed] == faster
+    elsewhere_file = user_file().with_name("a.confirmed.json")
+    write_confirmations(now, elsewhere_file)
+    assert read_confirmations(elsewhere_file).problems == now.problems
+
+
+def test_a_damaged_users_file_is_replaced(elsewhere: Path) -> None:
+    confirmed = confirm_by(TIMES, elsewhere)
+    user_file().parent.mkdir()
+    user_file().write_text("{")
+    write_confirmations(confirmed.confirmations, None)
+    assert read_confirmations(user_file()).problems == confirmed.confirmations.problems
+
+
+@pytest.mark.parametrize("reason", ["other work on the GPU", "the budget is spent"])
+def test_results_of_which_none_can_count_leave_the_file(
+    command: Command, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    command()
+    before = user_file().read_bytes()
+    found = confirm_by(TIMES, elsewhere)
+    problems = found.confirmations.problems
+    if reason == "the budget is spent":
+        useless = replace(
+            other_results(found, lambda times: times, ()),
+            left_out=dict.fromkeys(problems, reason),
+        )
+    else:
+        useless = other_results(found, lambda times: replace(times, doubts=(reason,)), problems)
+    monkeypatch.setattr(confirm_watched, "confirm_watched", lambda **how: useless)
+    result = command()
+    assert result.exit_code == TuningError.exit_code
+    assert f"no file is written or changed: {reason} (5 of 5 problems)" in result.output
+    assert user_file().read_bytes() == before
+
+
 BENCHES = "watched_benches"
 
 
-def watched(bench_name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> Confirmed:
+def watched(
+    bench_name: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, **how: Any
+) -> Confirmed:
     """Confirm in a process of its own, as the command does."""
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(elsewhere))
-    return confirm_watched.confirm_watched(bench=f"{BENCHES}:{bench_name}", hang_s=6.0)
+    return confirm_watched.confirm_watched(bench=f"{BENCHES}:{bench_name}", hang_s=6.0, **how)
 
 
 def test_measures_in_a_process_of_its_own(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from nvgemm_runtime.errors import UnhealthyError
+from nvgemm_runtime.matching.thresholds import MIN_GAIN
 from nvgemm_runtime.settings import printable_path
 
 from ..build.measured_rankings import NONE, rankings_text
@@ -122,7 +123,7 @@ def _confirmed_text(file: dict[str, Any]) -> str:
     path = printable_path(file["path"])
     if file["problem"] is not None:
         return f"left out: {file['problem']}"
-    counts = f"plain torch.compile uses kernels for {file['gaining']} of {file['problems']}"
+    counts = f"kernels gain {MIN_GAIN:.0%} or more in {file['gaining']} of {file['problems']} GEMMs"
     if file["elsewhere"] is not None:
         counts = f"does not count here: {file['elsewhere']}"
     measured_on = f"{file['gpu']} with torch {file['torch']}, CUDA {file['cuda']}"

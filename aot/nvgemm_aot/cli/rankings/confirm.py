@@ -59,13 +59,18 @@ def confirm(
     A bundle's rankings hold ATen's time for one torch. This command times the kernels that plain
     torch.compile would use beside ATen, twice, and writes a file that counts on machines with this
     GPU product, minor torch version and CUDA version. From then on, plain torch.compile uses the
-    kernels with the installed torch. It takes well below a minute for a model.
+    kernels with the installed torch. Times from earlier runs stay for GEMMs that are not measured
+    now.
 
     The bundles are those of installed wheels and of NVGEMM_AOT_BUNDLES. Run it again after one of
     them, or torch, changes. For other machines, pack the file: nvgemm-aot wheel --confirmed.
     """
     from ...tuning.confirming import confirm_watched
-    from ...tuning.confirming.confirmed_output import refuse_unread, write_confirmations
+    from ...tuning.confirming.confirmed_output import (
+        refuse_uncounted,
+        refuse_unread,
+        write_confirmations,
+    )
 
     if out is not None and not out.name.endswith(CONFIRMED_SUFFIX):
         raise click.UsageError(f"{out}: the file is named NAME{CONFIRMED_SUFFIX}")
@@ -79,7 +84,8 @@ def confirm(
     except KeyboardInterrupt:
         click.echo("nvgemm-aot: interrupted; no file is written or changed", err=True)
         ctx.exit(INTERRUPTED)
-    path = write_confirmations(confirmed.confirmations, out)
+    refuse_uncounted(confirmed)
+    path = write_confirmations(confirmed.confirmations, out, confirmed.rejected)
     print_result(confirmed_document(confirmed, path), confirmed_text, as_json=as_json)
 
 
@@ -135,7 +141,7 @@ def _table(document: Document) -> str:
 
 def _fault_lines(document: Document) -> Iterator[str]:
     for id_, fault in document["rejected"].items():
-        yield f"WRONG: kernel {id_[:12]} is dropped: {fault}"
+        yield f"kernel {id_[:12]} is dropped: {fault}"
     doubts = Counter(
         "; ".join(problem["doubts"])
         for problem in document["problems"].values()

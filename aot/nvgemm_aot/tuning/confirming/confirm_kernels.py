@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from nvgemm_runtime.matching.evidence import REPEATED_GAIN
 from nvgemm_runtime.matching.index import all_but_m
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.thresholds import MIN_GAIN
+from nvgemm_runtime.settings import counts_repeated_rankings
 
 from ...rankings.agreement import ATEN, contender_name, disagreement
 from ..contenders import Contenders
@@ -33,8 +33,6 @@ from ..measuring.problem_times import (
 from ..outcome import TuningOutcome
 from ..session import Progress, Running, unwatched
 from .contests import Contest, find_contests, known_right
-
-_log = logging.getLogger(__name__)
 
 PROGRAM = f"nvgemm-aot {__version__}"
 
@@ -152,9 +150,9 @@ def confirm(
         if (times := session.times_of(contest)) is not None
     }
     gains = {key: _gain(times) for key, times in problems.items()}
+    unvouched = MIN_GAIN if counts_repeated_rankings() else REPEATED_GAIN
     least_gains = {
-        contest.problem.key: MIN_GAIN if contest.is_measured else REPEATED_GAIN
-        for contest in contests
+        contest.problem.key: MIN_GAIN if contest.is_measured else unvouched for contest in contests
     }
     return Confirmed(
         confirmations=Confirmations(

@@ -97,5 +97,7 @@ def confirm_watched(
                 contender, reason = end.contender, end.text
         if contender in ("", ATEN) or len(dropped) + 1 == MOST_ENDS:
             raise TuningError(f"{reason}; this suggests a broken GPU or driver; nothing is written")
+        if budget_s is not None and clock() - begin >= budget_s:
+            raise TuningError(f"{reason}; the budget is spent, so nothing is written or changed")
         _log.warning("%s; measuring again without it", reason)
         dropped[contender] = reason

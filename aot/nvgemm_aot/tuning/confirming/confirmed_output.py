@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
-from nvgemm_runtime.bundle.confirmations import Confirmations, encode_confirmations
-from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.bundle.confirmations import (
+    Confirmations,
+    decode_confirmations,
+    encode_confirmations,
+)
+from nvgemm_runtime.errors import RankingsError, StorageError, TuningError
 from nvgemm_runtime.installed.confirmed_files import confirmed_directory, confirmed_name
 from nvgemm_runtime.installed.ownership import writable_by_others
 from nvgemm_runtime.settings import CONFIRMED_VARIABLE
 
 from ...storage.files import require_writable, write_atomic
+from .confirm_kernels import Confirmed
 
 
 def refuse_unread() -> None:
@@ -29,8 +37,37 @@ def refuse_unread() -> None:
         )
 
 
-def write_confirmations(confirmations: Confirmations, path: Path | None) -> Path:
+def refuse_uncounted(confirmed: Confirmed) -> None:
+    """Refuses to write times of which none can count.
+
+    Raises:
+        TuningError: If every problem is in doubt or was left out.
+    """
+    problems, left_out = confirmed.confirmations.problems, confirmed.left_out
+    if any(not times.doubts for times in problems.values()):
+        return
+    reasons = Counter(left_out.values())
+    reasons.update(doubt for times in problems.values() for doubt in times.doubts)
+    ((reason, count),) = reasons.most_common(1)
+    raise TuningError(
+        f"nothing is confirmed, and no file is written or changed: {reason} ({count} of "
+        f"{len(problems) + len(left_out)} problems); free the GPU, or allow more time, and run the "
+        "same command again"
+    )
+
+
+def write_confirmations(
+    confirmations: Confirmations, path: Path | None, rejected: Collection[str] = ()
+) -> Path:
     """Writes a file whole or not at all; without a path, into this user's directory.
+
+    A file in this user's directory keeps its problems that were not measured now, as of bundles in
+    another environment, and its times without doubts for problems that are in doubt now.
+
+    Args:
+        confirmations: Times to write.
+        path: File to replace; None for this user's directory.
+        rejected: Ids of kernels whose earlier times must not stay.
 
     Returns:
         The file's path.
@@ -42,5 +79,25 @@ def write_confirmations(confirmations: Confirmations, path: Path | None) -> Path
         conditions = confirmations.conditions
         name = confirmed_name(confirmations.gpu, conditions.torch, conditions.cuda)
         path = confirmed_directory().absolute() / name
+        confirmations = _with_earlier(confirmations, path, rejected)
     write_atomic(path, encode_confirmations(confirmations))
     return path
+
+
+def _with_earlier(
+    confirmations: Confirmations, path: Path, rejected: Collection[str]
+) -> Confirmations:
+    try:
+        earlier = decode_confirmations(path.read_bytes(), str(path))
+    except (OSError, RankingsError):
+        return confirmations  # there is none, or a damaged one, which is replaced
+    problems = {
+        key: times
+        for key, times in earlier.problems.items()
+        if set(rejected).isdisjoint(times.kernels)
+    }
+    for key, times in confirmations.problems.items():
+        known = problems.get(key)
+        if known is None or known.doubts or not times.doubts:
+            problems[key] = times
+    return replace(confirmations, problems=problems)
