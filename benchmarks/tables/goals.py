@@ -245,6 +245,15 @@ def _host() -> list[Goal]:
              select=_where("runtime.loading", "entry to launchable"), figure=_figure),
         Goal(title="Look-up of a declared problem among 10,000 kernels", limit=50, unit="µs",
              select=_where("runtime.lookup", ".*/declared"), figure=_figure),
+        Goal(title="`confirm` for a model, 324 problems", limit=30, unit="s",
+             select=_where("tuning.confirm", ".*/measured with another torch"), figure=_figure),
+        *(
+            Goal(title=f"Llama-3.1-8B in vLLM, decode at batch {batch}, gates fused, "
+                       "tokens a second", limit=limit, at_least=True, figure=_speedup,
+                 select=_where("serving", rf"vllm/llama-3\.1-8b, 32 layers, gates fused/decode, "
+                                          rf"batch {batch}/rate"))
+            for batch, limit in ((1, 1.045), (16, 1.06), (64, 1.04))
+        ),
         Goal(title="Estimates for new sizes, first choice over the best kernel", limit=1.05,
              select=_where("estimates", "all/corrected/first"), figure=_figure),
         Goal(title="Estimates for new sizes, best of four over the best kernel", limit=1.015,
