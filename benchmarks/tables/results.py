@@ -23,7 +23,7 @@ COLD_STARTS = (
 """Modes in the cold-start table, and the mode that each is compared with."""
 
 HOST_TIMES = (
-    ("runtime.calls", r"(Python|C\+\+)/(kernel|by m, .*)"),
+    ("runtime.calls", r"(Python|C\+\+|linear)/(kernel|by m, .*)"),
     ("runtime.loading", r"entry.*|first launch|host time/(generated|mm|op).*"),
     ("runtime.lookup", ".*"),
 )
