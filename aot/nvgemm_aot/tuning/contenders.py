@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.gemm.aten import unusual_setting
 from nvgemm_runtime.gemm.epilogues import BIAS, GateForm
 from nvgemm_runtime.gemm.group_limits import too_large_reason
 from nvgemm_runtime.gemm.operands import torch_dtype
@@ -95,6 +97,21 @@ def _lazy_run(bundle: Bundle, kernel: Kernel) -> Run:
     """Loads a bundled kernel at its first call, so that a failure counts against it alone."""
     loaded = functools.cache(lambda: kernel_run(bundle, kernel))
     return lambda *operands: loaded()(*operands)
+
+
+def refuse_unusual_aten(problems: Iterable[Problem]) -> None:
+    """Refuses to time ATen under settings with which its times hold nowhere else.
+
+    Raises:
+        TuningError: If torch has such a setting for an operand dtype of these problems.
+    """
+    for dtype in dict.fromkeys(problem.signature.a for problem in problems):
+        setting = unusual_setting(dtype)
+        if setting is not None:
+            raise TuningError(
+                f"{setting}: ATen's times would not be comparable; set it back (perhaps one of "
+                "torch's environment variables changed it) and run again"
+            )
 
 
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:

@@ -12,14 +12,13 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
-from nvgemm_runtime.gemm.aten import unusual_setting
 from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.trust import why_another_release
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
-from .contenders import Contenders
+from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
 from .measuring.gpu import Bench
 from .measuring.grid import (
@@ -170,7 +169,7 @@ def tune(
         if not content.rankings:
             names = ", ".join(map(str, paths))
             raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
-        _refuse_unusual_aten(content.rankings)
+        refuse_unusual_aten(ranking.problem for ranking in content.rankings)
         stack.enter_context(reserved(output))
         stored_bytes = {
             kernel.id: kernel.span.stored_bytes
@@ -322,16 +321,6 @@ def _open_bundle(path: Path, bench: Bench) -> Iterator[Bundle]:
             raise TuningError(f"{path} cannot be measured here: {reason}")
         require_libraries(bundle.header)  # a missing library is not a kernel's fault
         yield bundle
-
-
-def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
-    for dtype in dict.fromkeys(ranking.problem.signature.a for ranking in rankings):
-        setting = unusual_setting(dtype)
-        if setting is not None:
-            raise TuningError(
-                f"{setting}: ATen's times would not be comparable; set it back (perhaps one of "
-                "torch's environment variables changed it) and run again"
-            )
 
 
 def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -> dict[str, str]:

@@ -11,7 +11,6 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.confirmations import Confirmations, ConfirmedTimes
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError, one_line
-from nvgemm_runtime.gemm.aten import unusual_setting
 from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.evidence import REPEATED_GAIN
 from nvgemm_runtime.matching.index import all_but_m
@@ -20,7 +19,7 @@ from nvgemm_runtime.matching.thresholds import MIN_GAIN
 from nvgemm_runtime.settings import counts_repeated_rankings
 
 from ...rankings.agreement import ATEN, contender_name, disagreement
-from ..contenders import Contenders
+from ..contenders import Contenders, refuse_unusual_aten
 from ..measuring.gpu import Bench, GpuTimer, gpu_bench
 from ..measuring.problem_times import (
     UNDECIDED,
@@ -134,7 +133,7 @@ def confirm(
             f"nothing to confirm: {names} rank no problem that plain torch.compile may leave to a "
             "kernel; fused products compete under max-autotune"
         )
-    _refuse_unusual_aten(contests)
+    refuse_unusual_aten(contest.problem for contest in contests)
     session = _Session(
         contenders=Contenders(serving, all_kernels=False, triton=False, without=without),
         bench=bench,
@@ -183,16 +182,6 @@ def _serving(bundles: Sequence[Bundle], bench: Bench) -> list[Bundle]:
     for bundle in serving:
         require_libraries(bundle.header)
     return serving
-
-
-def _refuse_unusual_aten(contests: Sequence[Contest]) -> None:
-    for dtype in dict.fromkeys(contest.problem.signature.a for contest in contests):
-        setting = unusual_setting(dtype)
-        if setting is not None:
-            raise TuningError(
-                f"{setting}: ATen's times would not be comparable; set it back (perhaps one of "
-                "torch's environment variables changed it) and run again"
-            )
 
 
 def _gain(times: ConfirmedTimes) -> float:
