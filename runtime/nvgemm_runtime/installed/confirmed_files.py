@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import NvgemmError, StorageError
 from ..settings import BUNDLES_VARIABLE, CONFIRMED_VARIABLE, printable_path
-from .discover import CONFIRMED_SUFFIX, BundleFile, files_at, named_paths, owned_file
+from .discover import (
+    CONFIRMED_SUFFIX,
+    BundleFile,
+    files_at,
+    named_paths,
+    owned_file,
+    user_directory,
+)
 
 if TYPE_CHECKING:
     from ..bundle.confirmations import Confirmations
@@ -29,11 +36,8 @@ def confirmed_directory() -> Path:
     Raises:
         StorageError: If the user has no home directory and no variable names another directory.
     """
-    if directory := os.environ.get(CONFIRMED_VARIABLE):
-        return Path(directory)
-    base = os.environ.get("XDG_CONFIG_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".config") / "nvgemm-aot"
+        return user_directory(CONFIRMED_VARIABLE, "XDG_CONFIG_HOME", ".config")
     except RuntimeError as error:
         raise StorageError(
             f"no directory for confirmations: {error}; set {CONFIRMED_VARIABLE}, or name a file"

@@ -280,3 +280,20 @@ def _metadata_path(distribution: Distribution) -> Path:
     # The directory's path has no public name.
     path = getattr(distribution, "_path", None) or distribution.locate_file("")
     return Path(os.path.abspath(str(path)))  # noqa: PTH100
+
+
+def user_directory(variable: str, base_variable: str, base: str) -> Path:
+    """Returns the directory that a variable names, else ``nvgemm-aot`` in an XDG base directory.
+
+    Args:
+        variable: Variable that names the directory.
+        base_variable: XDG's variable for the base directory.
+        base: Base directory without it, below the user's home.
+
+    Raises:
+        RuntimeError: If the user has no home directory and no variable names another directory.
+    """
+    if directory := os.environ.get(variable):
+        return Path(directory)
+    named = os.environ.get(base_variable)
+    return (Path(named) if named else Path.home() / base) / "nvgemm-aot"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StorageError
 from ..settings import CACHE_VARIABLE
-from .discover import BUNDLE_SUFFIX, BundleFile
+from .discover import BUNDLE_SUFFIX, BundleFile, user_directory
 from .ownership import writable_by_others
 
 if TYPE_CHECKING:
@@ -30,11 +30,8 @@ def default_directory() -> Path:
     Raises:
         StorageError: If the user has no home directory and no variable names another directory.
     """
-    if directory := os.environ.get(CACHE_VARIABLE):
-        return Path(directory)
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"
+        return user_directory(CACHE_VARIABLE, "XDG_CACHE_HOME", ".cache")
     except RuntimeError as error:
         raise StorageError(
             f"no directory for the build cache: {error}; set {CACHE_VARIABLE} or use --cache-dir"
