@@ -1,0 +1,25 @@
+"""Branches and the end of threads (PTX ISA, "Control Flow Instructions")."""
+
+from __future__ import annotations
+
+from ..machine.scheduler import Branch
+from ..ptx.operands import Label
+from ..ptx.program import Instruction, Program
+from .registry import Qualifiers, decodes
+
+
+@decodes("bra")
+def _branch(instruction: Instruction, program: Program) -> Branch:
+    qualifiers = Qualifiers(instruction)
+    qualifiers.flag("uni")
+    qualifiers.end()
+    (label,) = instruction.operands
+    if not isinstance(label, Label):
+        raise instruction.unknown(f"operand {label}")
+    return Branch(label.target)
+
+
+@decodes("ret", "exit")
+def _end(instruction: Instruction, program: Program) -> Branch:
+    Qualifiers(instruction).end()
+    return Branch(None)

@@ -1,0 +1,236 @@
+"""A grid while it runs: clusters of blocks of warps, with their memories and barriers."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from ..errors import EmulationError, MemoryAccessError
+from ..ptx.program import Program
+from .addresses import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
+from .global_memory import GlobalMemory
+from .lanes import FULL, LANES, Mask, register_dtype
+from .launch import Extent, Launch, Schedule
+from .memory_barrier import MemoryBarrier
+from .named_barriers import NamedBarriers
+from .ordering import Clock, Ordering
+from .tensor_memory import TensorMemory
+
+
+class Warp:
+    """A warp.
+
+    Attributes:
+        registers: One array of 32 lanes for each register; of ``b128``, 32 pairs.
+        stack: ``[next instruction, lanes, where they come together]``, outermost first; the last
+            entry runs.
+        waiting: What it waits for, for messages, or None.
+        parked: Whether it waits until somebody clears this.
+        memory: Where extensions keep what belongs to a warp, by their names.
+    """
+
+    __slots__ = ("block", "done", "index", "memory", "parked", "registers", "stack", "waiting")
+
+    def __init__(self, block: Block, index: int, program: Program, lanes: Mask) -> None:
+        self.block = block
+        self.index = index
+        self.registers: list[Any] = list(map(_empty_register, program.registers))
+        self.stack: list[list[Any]] = [[0, lanes, len(program.instructions)]]
+        self.done = False
+        self.parked = False
+        self.waiting: str | None = None
+        self.memory: dict[str, Any] = {}
+
+    def put(self, register: int, value: Any, mask: Mask) -> None:
+        """Sets the lanes of a register."""
+        if mask is FULL:
+            self.registers[register] = value
+        else:
+            old = self.registers[register]
+            self.registers[register] = np.where(
+                mask if old.ndim == 1 else mask[:, None], value, old
+            )
+
+    def __str__(self) -> str:
+        return f"block {self.block.index} warp {self.index}"
+
+
+class Block:
+    """A thread block.
+
+    Attributes:
+        index: Its place in the grid, ``place`` in its cluster, along x, y, z.
+        rank: Its number in the cluster.
+        shared: Bytes of its shared memory, static variables first.
+        barriers: Memory barriers by their offsets in it.
+    """
+
+    def __init__(
+        self, cluster: Cluster, program: Program, index: Extent, place: Extent, rank: int
+    ) -> None:
+        launch = cluster.grid.launch
+        self.cluster = cluster
+        self.index = index
+        self.place = place
+        self.rank = rank
+        dynamic = max(program.shared_symbols.values(), default=program.static_shared_bytes)
+        self.shared = np.zeros(dynamic + launch.shared_bytes, np.uint8)
+        self.barriers: dict[int, MemoryBarrier] = {}
+        self.named = NamedBarriers()
+        self.tensor = TensorMemory()
+        self.threads = launch.block[0] * launch.block[1] * launch.block[2]
+        self.warps = [
+            Warp(self, number, program, _lanes(self.threads - number * LANES))
+            for number in range(-(-self.threads // LANES))
+        ]
+
+    @property
+    def shared_base(self) -> int:
+        """Address of its shared memory in the shared window."""
+        return SHARED_BASE | self.rank << RANK_SHIFT
+
+    def locate(self, address: int) -> tuple[Block, int]:
+        """Returns the block that an address of the shared window names, and the byte offset there.
+
+        Raises:
+            MemoryAccessError: If the cluster has no such block.
+        """
+        rank = address >> RANK_SHIFT
+        if rank >= len(self.cluster.blocks):
+            raise MemoryAccessError(
+                f"shared address {address:#x} is of block {rank} of a cluster of "
+                f"{len(self.cluster.blocks)}"
+            )
+        return self.cluster.blocks[rank], (address & OFFSET_MASK) - SHARED_BASE
+
+    def barrier(self, address: int) -> MemoryBarrier:
+        """Returns the memory barrier at an address of the shared window.
+
+        Raises:
+            EmulationError: If none was initialised there.
+        """
+        block, offset = self.locate(address)
+        return block.barrier_at(offset)
+
+    def barrier_at(self, offset: int) -> MemoryBarrier:
+        """Returns the memory barrier at a byte offset of shared memory."""
+        if offset not in self.barriers:
+            raise EmulationError(
+                f"uses a memory barrier at offset {offset} of the shared memory of block "
+                f"{self.index}, where none was initialised"
+            )
+        return self.barriers[offset]
+
+
+class Cluster:
+    """Blocks that run together; ``index`` is the first one's place in the grid."""
+
+    def __init__(self, grid: Grid, program: Program, index: Extent) -> None:
+        self.grid = grid
+        self.blocks: list[Block] = []
+        x, y, z = grid.launch.cluster
+        for rank, place in enumerate(itertools.product(range(z), range(y), range(x))):
+            within = (place[2], place[1], place[0])
+            at = (index[0] + within[0], index[1] + within[1], index[2] + within[2])
+            self.blocks.append(Block(self, program, at, within, rank))
+        self._phase = 0
+        self._arrived: set[int] = set()
+        self._clock: Clock = None
+        self._passed: dict[int, Clock] = {}
+
+    @property
+    def warps(self) -> list[Warp]:
+        """All warps of the cluster."""
+        return [warp for block in self.blocks for warp in block.warps]
+
+    def arrive(self, warp: Warp, clock: Clock) -> None:
+        """Counts a warp's arrival at the cluster's barrier; the last one opens it."""
+        warp.memory["cluster phase"] = self._phase
+        self._arrived.add(id(warp))
+        self._clock = self.grid.ordering.merge(self._clock, clock)
+        if self._arrived >= {id(each) for each in self.warps if not each.done}:
+            self._passed[self._phase] = self._clock
+            self._phase += 1
+            self._arrived, self._clock = set(), None
+        self.grid.progress += 1
+
+    def passed(self, warp: Warp) -> bool:
+        """Whether the barrier opened at which the warp arrived last; the warp acquires it."""
+        phase = warp.memory["cluster phase"]
+        if phase >= self._phase:
+            return False
+        self.grid.ordering.acquire(warp, self._passed[phase])
+        return True
+
+
+class Grid:
+    """One launch while it runs.
+
+    Attributes:
+        progress: Counts what other warps may wait for; a round without any is idle.
+        findings: What was wrong and did not stop the kernel.
+        todo: Clusters that have not begun, along z, y, x.
+        late: Effects that have not happened yet, by their queues.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        memory: GlobalMemory,
+        schedule: Schedule,
+        ordering: Ordering,
+    ) -> None:
+        if any(size % part for size, part in zip(launch.grid, launch.cluster)):
+            raise EmulationError(f"grid {launch.grid} is not whole clusters of {launch.cluster}")
+        if program.required_block not in (None, launch.block):
+            raise EmulationError(
+                f"blocks have {launch.block} threads, must have {program.required_block}"
+            )
+        if len(launch.parameters) < program.parameter_bytes:
+            raise EmulationError(
+                f"parameters have {len(launch.parameters)} bytes, must have "
+                f"{program.parameter_bytes}"
+            )
+        self.program = program
+        self.launch = launch
+        self.memory = memory
+        self.ordering = ordering
+        self.progress = 0
+        self.findings: list[str] = []
+        self.schedule = schedule
+        self.random = random.Random(schedule.seed)
+        x, y, z = (size // part for size, part in zip(launch.grid, launch.cluster))
+        self.todo = collections.deque(itertools.product(range(z), range(y), range(x)))
+        self.late: dict[Hashable, collections.deque[Callable[[], None]]] = {}
+
+    def take_cluster(self) -> Extent | None:
+        """Returns the first block of a cluster that has not begun, which now never will."""
+        if not self.todo:
+            return None
+        z, y, x = self.todo.popleft()
+        cluster = self.launch.cluster
+        return x * cluster[0], y * cluster[1], z * cluster[2]
+
+    def later(self, queue: Hashable, action: Callable[[], None]) -> None:
+        """Does something at a random time, after whatever was given to the queue before."""
+        if not self.schedule.delay:
+            action()
+            self.progress += 1
+        else:
+            self.late.setdefault(queue, collections.deque()).append(action)
+
+
+def _lanes(count: int) -> Mask:
+    return FULL if count >= LANES else np.arange(LANES) < count
+
+
+def _empty_register(kind: str) -> Any:
+    if kind == "b128":
+        return np.zeros((LANES, 2), np.uint64)
+    return np.zeros(LANES, register_dtype(kind))

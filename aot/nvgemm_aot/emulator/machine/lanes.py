@@ -1,0 +1,27 @@
+"""Lanes of a warp, masks of them, and the types of their registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LANES = 32
+Mask = npt.NDArray[np.bool_]
+FULL: Mask = np.ones(LANES, bool)
+"""All lanes; compared by identity where that is quicker."""
+FULL.flags.writeable = False
+
+LANE = np.arange(LANES, dtype=np.uint32)
+
+_DTYPES: dict[str, Any] = {"pred": np.bool_} | {
+    f"{kind}{bits}": {8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
+    for kind in "busf"
+    for bits in (8, 16, 32, 64)
+}
+
+
+def register_dtype(kind: str) -> Any:
+    """Returns the numpy type that holds a register type; all are unsigned or predicates."""
+    return _DTYPES[kind]

@@ -1,0 +1,58 @@
+"""Memory barriers (mbarrier): counts of arrivals and bytes, by phases."""
+
+from __future__ import annotations
+
+from ..errors import EmulationError
+from .ordering import Clock, Ordering
+
+TRANSACTION_LIMIT = (1 << 20) - 1
+"""Bytes that may be pending at a barrier (PTX ISA, "Size and alignment of mbarrier object")."""
+
+
+class MemoryBarrier:
+    """One barrier.
+
+    Attributes:
+        expected: Arrivals of a phase.
+        pending: Arrivals that are missing in this phase.
+        bytes: Bytes that copies still have to bring in this phase; negative if they came first.
+        phase: Number of the current phase.
+        arrived: What happened before arrivals in this phase; ``passed``, before the last one ended.
+    """
+
+    __slots__ = ("arrived", "bytes", "expected", "passed", "pending", "phase")
+
+    def __init__(self, expected: int) -> None:
+        self.expected = self.pending = expected
+        self.bytes = 0
+        self.phase = 0
+        self.arrived: Clock = None
+        self.passed: Clock = None
+
+    def arrive(self, ordering: Ordering, clock: Clock, *, count: int = 1, expect: int = 0) -> bool:
+        """Counts arrivals, and bytes to expect; returns whether the phase ended."""
+        self.bytes += expect
+        self.pending -= count
+        if self.pending < 0:
+            raise EmulationError(
+                f"{count} arrivals at a memory barrier that expects {self.pending + count} more"
+            )
+        return self._advance(ordering, clock)
+
+    def complete(self, ordering: Ordering, clock: Clock, size: int) -> bool:
+        """Counts bytes that a copy brought; returns whether the phase ended."""
+        self.bytes -= size
+        return self._advance(ordering, clock)
+
+    def _advance(self, ordering: Ordering, clock: Clock) -> bool:
+        if abs(self.bytes) > TRANSACTION_LIMIT:
+            raise EmulationError(
+                f"{self.bytes} bytes pend at a memory barrier, must be at most {TRANSACTION_LIMIT}"
+            )
+        self.arrived = ordering.merge(self.arrived, clock)
+        if self.pending or self.bytes:
+            return False
+        self.phase += 1
+        self.pending = self.expected
+        self.passed, self.arrived = self.arrived, None
+        return True

@@ -1,0 +1,84 @@
+"""Watches in which order accesses to shared and tensor memory are bound to happen.
+
+Instructions call these hooks at every access and at every synchronisation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Warp = Any
+"""A `hierarchy.Warp`, whose module imports this one."""
+
+Block = Any
+"""A `hierarchy.Block`."""
+
+Clock = Any
+"""Says what happened before; made by `Ordering.release` and `Ordering.finish`."""
+
+Operation = Any
+"""An asynchronous operation: a bulk copy, or work of the tensor core."""
+
+Offsets = npt.NDArray[np.int64]
+"""Byte offsets into a block's shared memory."""
+
+
+class Ordering:
+    """Checks nothing: every order is right."""
+
+    def read(self, warp: Warp, block: Block, offsets: Offsets, size: int) -> None:
+        """A warp reads ``size`` bytes of shared memory at each offset."""
+
+    def write(self, warp: Warp, block: Block, offsets: Offsets, size: int) -> None:
+        """A warp writes ``size`` bytes of shared memory at each offset."""
+
+    def fence_async(self, warp: Warp) -> None:
+        """A warp makes its accesses visible to asynchronous operations."""
+
+    def fence_initialised_barriers(self, warp: Warp) -> None:
+        """A warp makes memory barriers that it initialised visible to its cluster."""
+
+    def release(self, warp: Warp) -> Clock:
+        """Returns what happened before this point of a warp, for who waits for it."""
+
+    def acquire(self, warp: Warp, clock: Clock) -> None:
+        """What happened before a release has happened before what a warp does next."""
+
+    def merge(self, first: Clock, second: Clock) -> Clock:
+        """Returns the clock behind both."""
+
+    def begin(self, warp: Warp) -> Operation:
+        """A warp issues an asynchronous operation."""
+
+    def operation_read(
+        self, operation: Operation, block: Block, offsets: Offsets, size: int
+    ) -> None:
+        """An operation reads ``size`` bytes of shared memory at each offset."""
+
+    def operation_write(
+        self, operation: Operation, block: Block, offsets: Offsets, size: int
+    ) -> None:
+        """An operation writes ``size`` bytes of shared memory at each offset."""
+
+    def finish(self, operation: Operation) -> Clock:
+        """Returns what has happened once the operation is complete."""
+
+    def tensor_before_sync(self, warp: Warp) -> None:
+        """``tcgen05.fence::before_thread_sync``."""
+
+    def tensor_after_sync(self, warp: Warp) -> None:
+        """``tcgen05.fence::after_thread_sync``."""
+
+    def tensor_read(self, by: Warp | Operation, block: Block, lanes: slice, columns: slice) -> None:
+        """A warp or an operation reads tensor memory."""
+
+    def tensor_write(
+        self, by: Warp | Operation, block: Block, lanes: slice, columns: slice
+    ) -> None:
+        """A warp or an operation writes tensor memory."""
+
+    def leave(self, warp: Warp) -> None:
+        """A warp has ended."""
