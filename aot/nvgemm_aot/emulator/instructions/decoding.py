@@ -5,9 +5,17 @@ from __future__ import annotations
 from ..machine.scheduler import Steps
 from ..ptx.program import Program
 from . import control, integers
+from .asynchronous import bulk_copies, bulk_groups, memory_barriers, tensor_copies
 from .registry import decode
 
-_FAMILIES = (control, integers)
+_FAMILIES = (
+    control,
+    integers,
+    bulk_copies,
+    bulk_groups,
+    memory_barriers,
+    tensor_copies,
+)
 """Modules that register decoders when they are imported."""
 
 
