@@ -9,6 +9,7 @@ from ..machine.meanings import Meanings
 from ..machine.scheduler import Plan
 from ..ptx.program import Program
 from . import control
+from .asynchronous import bulk_copies, bulk_groups, memory_barriers, tensor_copies
 from .plain import (
     arithmetic,
     bits,
@@ -27,6 +28,10 @@ from .plain import (
 from .registry import decode
 
 _FAMILIES = (
+    bulk_copies,
+    bulk_groups,
+    memory_barriers,
+    tensor_copies,
     arithmetic,
     bits,
     block_sync,

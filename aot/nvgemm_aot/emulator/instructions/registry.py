@@ -14,7 +14,10 @@ _DECODERS: dict[str, Decoder] = {}
 
 
 def decodes(*opcodes: str) -> Callable[[Decoder], Decoder]:
-    """Registers a function as the decoder of some opcodes."""
+    """Registers a function as the decoder of some opcodes.
+
+    An opcode may include the first qualifiers, such as ``cp.async.bulk``; the longest match wins.
+    """
 
     def register(decoder: Decoder) -> Decoder:
         for opcode in opcodes:
@@ -31,10 +34,11 @@ def decode(instruction: Instruction, program: Program) -> Meaning:
     Raises:
         UnsupportedPtxError: If its opcode or a qualifier is not known.
     """
-    decoder = _DECODERS.get(instruction.opcode)
-    if decoder is None:
-        raise instruction.unknown(f"opcode {instruction.opcode}")
-    return decoder(instruction, program)
+    names = (instruction.opcode, *instruction.qualifiers)
+    for count in range(len(names), 0, -1):
+        if (decoder := _DECODERS.get(".".join(names[:count]))) is not None:
+            return decoder(instruction, program)
+    raise instruction.unknown(f"opcode {instruction.opcode}")
 
 
 class Qualifiers:

@@ -21,6 +21,9 @@ from .named_barriers import NamedBarriers
 from .ordering import Clock, Ordering
 from .tensor_memory import TensorMemory
 
+_BARRIER_MARK = 0x6D62_6172_7269_0000
+"""Opaque content of a live memory barrier, to which its offset is added."""
+
 
 class Warp:
     """A warp.
@@ -29,7 +32,7 @@ class Warp:
         registers: One array of 32 lanes for each register; of ``b128``, 32 pairs.
         stack: ``[next instruction, lanes, where they come together]``, outermost first; the last
             entry runs.
-        waiting: What it waits for, for messages, or None.
+        waiting: What it waits for, as messages print it, or None.
         parked: Whether it waits until somebody clears this.
         memory: Where extensions keep what belongs to a warp, by their names.
     """
@@ -43,7 +46,7 @@ class Warp:
         self.stack: list[list[Any]] = [[0, lanes, len(program.instructions)]]
         self.done = False
         self.parked = False
-        self.waiting: str | None = None
+        self.waiting: object = None
         self.memory: dict[str, Any] = {}
 
     def put(self, register: int, value: Any, mask: Mask) -> None:
@@ -127,7 +130,54 @@ class Block:
                 f"uses a memory barrier at offset {offset} of the shared memory of block "
                 f"{self.index}, where none was initialised"
             )
+        if self.shared[offset : offset + 8].tobytes() != _barrier_bytes(offset):
+            raise EmulationError(
+                f"uses the memory barrier at offset {offset} of the shared memory of block "
+                f"{self.index}, which ordinary data has overwritten; mbarrier.inval frees its bytes"
+            )
         return self.barriers[offset]
+
+    def initialise_barrier(self, offset: int, count: int) -> None:
+        """Makes a memory barrier in 8 bytes of shared memory.
+
+        Raises:
+            EmulationError: If the place is not aligned, or holds a barrier already.
+            MemoryAccessError: If it lies outside shared memory.
+        """
+        self.check_shared(offset, 8, "initialises a memory barrier at")
+        if offset % 8:
+            raise EmulationError(
+                f"initialises a memory barrier at offset {offset}, must be a multiple of 8"
+            )
+        if offset in self.barriers:
+            raise EmulationError(
+                f"initialises the memory barrier at offset {offset} again; mbarrier.inval must "
+                "come first"
+            )
+        self.barriers[offset] = MemoryBarrier(count)
+        self.shared[offset : offset + 8] = np.frombuffer(_barrier_bytes(offset), np.uint8)
+
+    def check_shared(self, offset: int, size: int, verb: str) -> None:
+        """Checks that bytes lie in its shared memory.
+
+        Raises:
+            MemoryAccessError: If they do not.
+        """
+        if not 0 <= offset <= len(self.shared) - size:
+            raise MemoryAccessError(
+                f"{verb} offsets {offset} to {offset + size - 1} of the shared memory of block "
+                f"{self.index}, which has {len(self.shared)} bytes"
+            )
+
+    @property
+    def ended(self) -> bool:
+        """True once all its warps have ended."""
+        return all(warp.done for warp in self.warps)
+
+
+def _barrier_bytes(offset: int) -> bytes:
+    """Returns the bytes of a live barrier, by which data written over it is found."""
+    return (_BARRIER_MARK + offset).to_bytes(8, "little")
 
 
 class Cluster:

@@ -151,7 +151,7 @@ class Scheduler:
 
     def _deadlock(self) -> str:
         waits = (
-            f"{warp} {'waits for ' + warp.waiting if warp.waiting else 'is'} at "
+            f"{warp} {f'waits for {warp.waiting}' if warp.waiting else 'is'} at "
             f"{self._line(warp.stack[-1][0] - warp.parked)}"
             for cluster in self._live
             for warp in cluster.warps
