@@ -129,6 +129,8 @@ def by_fractions(
             exact = function(*map(Fraction, numbers))
             if exact is not None:
                 found = rounded_fraction(exact, mode, precision, least, most)
-                infinite = abs(found) >= Fraction(2) ** most
-                out[lane] = math.copysign(math.inf, found) if infinite else float(found)
+                if abs(found) >= Fraction(2) ** most:
+                    out[lane] = math.inf if found > 0 else -math.inf
+                else:
+                    out[lane] = float(found)
     return out
