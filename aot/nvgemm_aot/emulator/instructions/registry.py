@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ..machine.scheduler import Branch, Step
+from ..machine.meanings import Meaning
 from ..ptx.program import Instruction, Program
 
-Decoder: TypeAlias = Callable[[Instruction, Program], "Step | Branch"]
+Decoder: TypeAlias = Callable[[Instruction, Program], Meaning]
 
 _DECODERS: dict[str, Decoder] = {}
 
@@ -28,7 +28,7 @@ def decodes(*opcodes: str) -> Callable[[Decoder], Decoder]:
     return register
 
 
-def decode(instruction: Instruction, program: Program) -> Step | Branch:
+def decode(instruction: Instruction, program: Program) -> Meaning:
     """Returns what an instruction does.
 
     Raises:

@@ -70,6 +70,7 @@ class Block:
         index: Its place in the grid, ``place`` in its cluster, along x, y, z.
         rank: Its number in the cluster.
         shared: Bytes of its shared memory, static variables first.
+        shared_cells: The same bytes and padding, which makes them whole units of any access.
         barriers: Memory barriers by their offsets in it.
     """
 
@@ -82,7 +83,9 @@ class Block:
         self.place = place
         self.rank = rank
         dynamic = max(program.shared_symbols.values(), default=program.static_shared_bytes)
-        self.shared = np.zeros(dynamic + launch.shared_bytes, np.uint8)
+        size = dynamic + launch.shared_bytes
+        self.shared_cells = np.zeros(-(-size // 128) * 128, np.uint8)
+        self.shared = self.shared_cells[:size]
         self.barriers: dict[int, MemoryBarrier] = {}
         self.named = NamedBarriers()
         self.tensor = TensorMemory()
@@ -222,6 +225,7 @@ class Grid:
     """One launch while it runs.
 
     Attributes:
+        parameter_cells: Bytes of the parameter space and padding.
         progress: Counts what other warps may wait for; a round without any is idle.
         findings: What was wrong and did not stop the kernel.
         todo: Clusters that have not begun, along z, y, x.
@@ -249,6 +253,12 @@ class Grid:
             )
         self.program = program
         self.launch = launch
+        self.parameter_cells = np.frombuffer(
+            launch.parameters[: program.parameter_bytes].ljust(
+                -(-(program.parameter_bytes + 1) // 128) * 128, b"\0"
+            ),
+            np.uint8,
+        )
         self.memory = memory
         self.ordering = ordering
         self.progress = 0
@@ -257,6 +267,7 @@ class Grid:
         self.random = random.Random(schedule.seed)
         x, y, z = (size // part for size, part in zip(launch.grid, launch.cluster))
         self.todo = collections.deque(itertools.product(range(z), range(y), range(x)))
+        self._released: dict[int, Clock] = {}
         self.late: dict[Hashable, collections.deque[Callable[[], None]]] = {}
 
     def take_cluster(self) -> Extent | None:
@@ -266,6 +277,18 @@ class Grid:
         z, y, x = self.todo.popleft()
         cluster = self.launch.cluster
         return x * cluster[0], y * cluster[1], z * cluster[2]
+
+    def release_at(self, warp: Warp, addresses: Any) -> None:
+        """Keeps, for who acquires from these addresses, what happened before in a warp."""
+        clock = self.ordering.release(warp)
+        if clock is not None:
+            for address in set(addresses.tolist()):
+                self._released[address] = self.ordering.merge(self._released.get(address), clock)
+
+    def acquire_from(self, warp: Warp, addresses: Any) -> None:
+        """Makes a warp acquire what was released at these addresses."""
+        for address in self._released.keys() & set(addresses.tolist()):
+            self.ordering.acquire(warp, self._released[address])
 
     def later(self, queue: Hashable, action: Callable[[], None]) -> None:
         """Does something at a random time, after whatever was given to the queue before."""
