@@ -46,14 +46,15 @@ Result SetKernelAttribute(void* kernel, int attribute, int value) {
 }
 
 Result RunLaunch(const void* handle, const RuntimeLaunch& config, void* const* parameters) {
-  const Context* const context = CurrentContext();
-  if (context == nullptr) return kInvalidContext;
   auto* const kernel = static_cast<const Kernel*>(handle);
   if (kernel == nullptr || kernel->library == nullptr) return kInvalidHandle;
   Launch launch{};
   Result (*run)(const Launch*) = nullptr;
   {
     const std::lock_guard<std::mutex> lock(StateMutex());
+    // As the CUDA runtime does, a thread without a context gets the first device's.
+    if (CurrentContext() == nullptr) CurrentContext() = PrimaryContext(0);
+    if (CurrentContext() == nullptr) return kNoDevice;
     const auto attribute = [kernel](int id) {
       const auto found = kernel->attributes.find(id);
       return found == kernel->attributes.end() ? 0 : found->second;
@@ -67,7 +68,7 @@ Result RunLaunch(const void* handle, const RuntimeLaunch& config, void* const* p
     launch.shared_bytes = config.shared_bytes;
     launch.attributes = config.attributes;
     launch.attribute_count = config.attribute_count;
-    launch.device = context->device;
+    launch.device = CurrentContext()->device;
     launch.most_shared_bytes = attribute(kMaxDynamicShared);
     launch.allows_big_clusters = attribute(kBigClusters);
     launch.parameters = parameters;
