@@ -63,9 +63,9 @@ class CaughtLaunch:
         preferred_cluster: Blocks of the preferred cluster, if the launch names one.
         shared_bytes: Dynamic shared memory per block.
         most_shared_bytes: Most dynamic shared memory that the launcher allowed the kernel.
-        allows_big_clusters: Whether it allowed more than 8 blocks in a cluster.
-        is_dependent: Whether the launch may begin before earlier ones end.
-        is_cooperative: Whether all blocks must be resident at once.
+        allows_big_clusters: True if it allowed more than 8 blocks in a cluster.
+        is_dependent: True if the launch may begin before earlier ones end.
+        is_cooperative: True if all blocks must be resident at once.
         device: Device's ordinal.
         parameters: Addresses of the first parameters' values; valid while the launch runs.
     """

@@ -22,8 +22,8 @@ def link_archive(cuda: str, stand_in: Path, directory: Path) -> Path:
     Args:
         cuda: CUDA major version, e.g. ``cu13``.
         stand_in: The stand-in's library.
-        directory: Where the library goes. It is for this machine alone: the archive's licence does
-            not allow distributing it.
+        directory: Destination for the library. It is for this machine alone: the archive's licence
+            does not allow distributing it.
 
     Raises:
         ToolchainError: If the archive or a linker is missing, or the archive calls functions that
