@@ -9,7 +9,13 @@ from ..machine.meanings import Meanings
 from ..machine.scheduler import Plan
 from ..ptx.program import Program
 from . import control
-from .asynchronous import bulk_copies, bulk_groups, memory_barriers, tensor_copies
+from .asynchronous import (
+    bulk_copies,
+    bulk_groups,
+    cluster_launches,
+    memory_barriers,
+    tensor_copies,
+)
 from .plain import (
     arithmetic,
     bits,
@@ -26,12 +32,25 @@ from .plain import (
     warp_votes,
 )
 from .registry import decode
+from .tensor_cores import (
+    shared_to_tensor,
+    tensor_allocation,
+    tensor_commits,
+    tensor_multiply,
+    tensor_registers,
+)
 
 _FAMILIES = (
     bulk_copies,
     bulk_groups,
+    cluster_launches,
     memory_barriers,
     tensor_copies,
+    shared_to_tensor,
+    tensor_allocation,
+    tensor_commits,
+    tensor_multiply,
+    tensor_registers,
     arithmetic,
     bits,
     block_sync,

@@ -14,12 +14,13 @@ from ...errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import LANES, Mask
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
+from ...machine.meanings import Value
 from ...machine.scheduler import YIELD, Step
 from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program
 from ..registry import Qualifiers, decodes
 from ..shared_addresses import AddressOf, active_lanes, locate, shared_address
-from ..values import Value, constant, destination, read
+from ..values import constant, destination, read
 
 COUNT_LIMIT = (1 << 20) - 1
 """Arrivals that a barrier may expect (PTX ISA, "Size and alignment of mbarrier object")."""

@@ -12,7 +12,7 @@ from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import PARK, RETRY, Step, going_on
 from ...ptx.program import Instruction, Program
 from ..registry import Qualifiers, decodes
-from ..values import Value, read
+from ..values import read
 
 
 @decodes("bar", "barrier")
