@@ -132,5 +132,5 @@ def by_fractions(
                 if abs(found) >= Fraction(2) ** most:
                     out[lane] = math.inf if found > 0 else -math.inf
                 else:
-                    out[lane] = math.copysign(float(found), exact)
+                    out[lane] = math.copysign(float(found), 1 if exact > 0 else -1)
     return out
