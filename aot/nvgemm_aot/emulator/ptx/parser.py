@@ -36,7 +36,7 @@ ARCHITECTURES = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
 _SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2} | {
     f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (32, 64)
 }
-_REGISTER_TYPES = {"pred", "b128", *_SIZES}
+_REGISTER_TYPES = {"pred", "b128", "bf16", "f16x2", "bf16x2", *_SIZES}
 
 _IGNORED_DIRECTIVES = {
     "maxntid",
