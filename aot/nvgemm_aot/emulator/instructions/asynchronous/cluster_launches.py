@@ -70,6 +70,7 @@ def _respond(
     grid = warp.block.cluster.grid
     block.check_shared(offset, _RESPONSE_BYTES, "writes")
     operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, barrier, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")
