@@ -60,10 +60,8 @@ def _quotient(mode: str, kind: str) -> Callable[..., Any]:
     dtype = np.float32 if kind == "f32" else np.float64
 
     def divided(a: Any, b: Any) -> Any:
-        ordinary = a / b
         found = by_fractions(lambda x, y: x / y if y else None, mode, dtype, a, b)
-        regular = np.isfinite(a) & np.isfinite(b) & (a != 0) & (b != 0)
-        return np.where(regular, np.copysign(found, ordinary), ordinary)
+        return np.where(np.isnan(found), a / b, found)
 
     return divided
 

@@ -94,7 +94,8 @@ def _add(kind: str, mode: str) -> Callable[..., Any]:
         return np.add
     if kind == "f64":
         return lambda a, b: _patched(
-            by_fractions(lambda x, y: x + y, mode, np.float64, a, b), a + b, a, b, mode
+            by_fractions(lambda x, y: x + y, mode, np.float64, a, b),
+            _down_zero(a + b, a, b, mode),
         )
     return lambda a, b: _down_zero(
         rounded_to_f32(odd_sum(a.astype(np.float64), b.astype(np.float64)), mode), a, b, mode
@@ -109,10 +110,9 @@ def _down_zero(found: Any, a: Any, b: Any, mode: str) -> Any:
     return np.where(zero, -found.dtype.type(0), found)
 
 
-def _patched(found: Any, ordinary: Any, a: Any, b: Any, mode: str) -> Any:
-    """Takes zeros, infinities and NaNs from ordinary arithmetic, other results as found."""
-    special = ~np.isfinite(a) | ~np.isfinite(b) | (found == 0)
-    return _down_zero(np.where(special, ordinary, found), a, b, mode)
+def _patched(found: Any, ordinary: Any) -> Any:
+    """Takes what fractions could not give from ordinary arithmetic."""
+    return np.where(np.isnan(found), ordinary, found)
 
 
 def _subtract(kind: str, mode: str) -> Callable[..., Any]:
@@ -126,14 +126,9 @@ def _multiply(kind: str, mode: str) -> Callable[..., Any]:
     if mode == "rn":
         return np.multiply
     if kind == "f64":
-
-        def exact(a: Any, b: Any) -> Any:
-            found = by_fractions(lambda x, y: x * y, mode, np.float64, a, b)
-            special = ~np.isfinite(a) | ~np.isfinite(b) | (a == 0) | (b == 0)
-            found = np.where(special, a * b, found)
-            return np.where(found == 0, np.copysign(0.0, a * b), found)
-
-        return exact
+        return lambda a, b: _patched(
+            by_fractions(lambda x, y: x * y, mode, np.float64, a, b), a * b
+        )
     return lambda a, b: rounded_to_f32(a.astype(np.float64) * b.astype(np.float64), mode)
 
 
@@ -158,13 +153,8 @@ def _fused_f64(a: Any, b: Any, c: Any, mode: str) -> Any:
     def exact(x: Fraction, y: Fraction, z: Fraction) -> Fraction:
         return x * y + z
 
-    found = by_fractions(exact, mode, np.float64, a, b, c)
-    ordinary = a * b + c
-    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
-    # A zero's sign is that of the ordinary sum; a product that underflows is not zero.
-    zero = (found == 0) & (ordinary == 0)
-    found = np.where(finite & ~zero, found, ordinary)
-    return _down_zero(found, a * b, c, mode)
+    ordinary = _down_zero(a * b + c, a * b, c, mode)
+    return _patched(by_fractions(exact, mode, np.float64, a, b, c), ordinary)
 
 
 _OPERATIONS: dict[str, Callable[[str, str], Callable[..., Any]]] = {

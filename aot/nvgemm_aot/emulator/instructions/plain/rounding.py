@@ -119,16 +119,18 @@ def by_fractions(
 ) -> Any:
     """Computes lane by lane with fractions, where no quicker method is exact.
 
-    Lanes whose function returns None keep what they have: NaN. Used for results of float64, and
-    for rare rounding modes.
+    Lanes are NaN where an operand is not finite, or the function returns 0 or None: ordinary
+    arithmetic knows those. Used for results of float64, and for rare rounding modes.
     """
     precision, least, most = (53, -1074, 1024) if dtype is np.float64 else (24, -149, 128)
     out = np.full(len(values[0]), np.nan, dtype)
     for lane, numbers in enumerate(zip(*(value.tolist() for value in values))):
         if all(map(math.isfinite, numbers)):
             exact = function(*map(Fraction, numbers))
-            if exact is not None:
+            if exact:
                 found = rounded_fraction(exact, mode, precision, least, most)
-                infinite = abs(found) >= Fraction(2) ** most
-                out[lane] = math.copysign(math.inf, found) if infinite else float(found)
+                if abs(found) >= Fraction(2) ** most:
+                    out[lane] = math.inf if found > 0 else -math.inf
+                else:
+                    out[lane] = math.copysign(float(found), 1 if exact > 0 else -1)
     return out
