@@ -92,9 +92,7 @@ class Ordering:
     def tensor_read(self, by: Operation, block: Block, lanes: slice, columns: slice) -> None:
         """An operation reads tensor memory."""
 
-    def tensor_write(
-        self, by: Operation, block: Block, lanes: slice, columns: slice
-    ) -> None:
+    def tensor_write(self, by: Operation, block: Block, lanes: slice, columns: slice) -> None:
         """An operation writes tensor memory."""
 
     def leave(self, warp: Warp) -> None:

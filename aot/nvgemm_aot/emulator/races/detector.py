@@ -294,12 +294,8 @@ class RaceDetector(Ordering):
                 self._check(access, writer, block, space, was_read=False, reads=True)
             if access.event in content.readers:
                 return number
-            readers = [
-                each for each in content.readers if not self._is_implied(each, access)
-            ]
-            return histories.content(
-                Content(content.writer, frozenset((*readers, access.event)))
-            )
+            readers = [each for each in content.readers if not self._is_implied(each, access)]
+            return histories.content(Content(content.writer, frozenset((*readers, access.event))))
 
         change_cells(cells, index, change)
 

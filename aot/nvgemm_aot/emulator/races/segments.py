@@ -74,9 +74,7 @@ class OperationState:
 
     __slots__ = ("known", "opcode", "place", "segment", "warp")
 
-    def __init__(
-        self, warp: Any, place: int, opcode: str, segment: int, known: Knowledge
-    ) -> None:
+    def __init__(self, warp: Any, place: int, opcode: str, segment: int, known: Knowledge) -> None:
         self.warp = warp
         self.place = place
         self.opcode = opcode

@@ -49,9 +49,7 @@ class Histories:
         self._event_numbers: dict[tuple[int, int], int] = {}
         self._content_numbers: dict[Content, int] = {self.contents[0]: 0}
 
-    def event(
-        self, segment: int, place: int, warp: Any, operation: OperationState | None
-    ) -> int:
+    def event(self, segment: int, place: int, warp: Any, operation: OperationState | None) -> int:
         """Returns the number of an event."""
         key = (segment, place)
         if (number := self._event_numbers.get(key)) is None:
