@@ -5,9 +5,7 @@ The rules are those of causality order (PTX ISA, "Memory Consistency Model"), fo
 - Accesses of two warps are ordered by barriers and by memory barriers' arrivals and waits.
 - An asynchronous operation comes after what its warp knew when it issued it, and before what is
   behind a wait for its completion.
-- It sees generic writes only if a proxy fence lies between them and its issue. That it overwrites
-  what generic reads have read needs no fence here, since a read that is ordered before has its
-  value.
+- Between generic accesses and its issue lies a proxy fence.
 """
 
 from __future__ import annotations
@@ -317,10 +315,11 @@ class RaceDetector(Ordering):
         change_cells(cells, index, change)
 
     def _is_implied(self, reader: int, access: Access) -> bool:
-        """Whether who comes after an access also comes after an earlier reader."""
+        """Whether who comes after an access also comes, visibly, after an earlier reader."""
         event = self._histories.events[reader]
         assert event is not None
-        return self._is_before(event, access)
+        same_proxy = event.operation is not None or access.operation is None
+        return same_proxy and self._is_before(event, access)
 
     def _is_before(self, event: Event, access: Access) -> bool:
         """Whether an event happened before an access."""
@@ -346,7 +345,8 @@ class RaceDetector(Ordering):
             space == "shared"
             and access.operation is not None
             and event.operation is None
-            and not was_read
             and not access.known.asynchronous >> event.segment & 1
         ):
-            self._findings.report_invisible(access, event, block, reads=reads)
+            self._findings.report_invisible(
+                access, event, block, was_read=was_read, reads=reads
+            )

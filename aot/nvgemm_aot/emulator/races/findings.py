@@ -81,15 +81,17 @@ class Findings:
             f"missing: {missing}",
         )
 
-    def report_invisible(self, access: Access, event: Event, block: Any, *, reads: bool) -> None:
-        """Reports an asynchronous access to what a generic write may not have made visible."""
+    def report_invisible(
+        self, access: Access, event: Event, block: Any, *, was_read: bool, reads: bool
+    ) -> None:
+        """Reports an asynchronous access behind a generic one without a proxy fence between."""
         self._report(
-            f"proxy {reads}",
+            f"proxy {reads} {was_read}",
             access,
             event.place,
             f"{'reads' if reads else 'overwrites'} shared memory of block {block.index} that "
-            f"{_name(event)} writes through the generic proxy; missing: fence.proxy.async "
-            "between that and the barrier",
+            f"{_name(event)} {'reads' if was_read else 'writes'} through the generic proxy; "
+            "missing: fence.proxy.async between that and the barrier",
         )
 
     def report_unwritten(self, access: Access, block: Any, space: str) -> None:
