@@ -72,6 +72,7 @@ def _respond(
     grid = warp.block.cluster.grid
     block.check_shared(offset, _RESPONSE_BYTES, "writes")
     operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, barrier, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")
@@ -101,6 +102,7 @@ def _is_canceled(instruction: Instruction, program: Program) -> Step:
 
 @decodes(*(f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{axis}" for axis in "xyz"))
 def _first_block(instruction: Instruction, program: Program) -> Step:
+    """Decodes a query; that of a cluster that was not cancelled has no defined result."""
     qualifiers = Qualifiers(instruction)
     qualifiers.one_of("query_cancel")
     axis = "xyz".index(qualifiers.next()[-1])

@@ -202,7 +202,7 @@ def _map_address(instruction: Instruction, program: Program) -> Computation:
         return ((address - dtype(window)) >> dtype(RANK_SHIFT)).astype(np.uint32)
 
     def mapped(address: Any, rank: Any) -> Any:
-        # Whoever uses the address checks that the cluster has such a block.
+        # Lanes may give ranks that no block has, as long as they do not use such an address.
         offset = (address - dtype(window)) & dtype(OFFSET_MASK)
         return (offset | rank.astype(dtype) << dtype(RANK_SHIFT)) + dtype(window)
 
