@@ -63,6 +63,10 @@ def source(
     """Returns an operand as a type's values, such as int32 for ``s32``.
 
     Args:
+        operand: The operand.
+        kind: The type.
+        instruction: The instruction that has it.
+        program: The program that has that.
         wider: Whether a register may be wider than the type, as with ``st`` and ``cvt``.
 
     Raises:
@@ -125,6 +129,8 @@ def destination(operand: Operand, instruction: Instruction, kind: str | None = N
     """Returns the index of the register that takes a result, or None for ``_``.
 
     Args:
+        operand: The operand.
+        instruction: The instruction that has it.
         kind: Type of the result, whose width the register must have; None checks nothing.
 
     Raises:

@@ -9,7 +9,11 @@ from .program import Instruction
 
 
 def successors(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:
-    """Returns the instructions that may follow each one; ``len(instructions)`` is the end."""
+    """Returns the instructions that may follow each one; ``len(instructions)`` is the end.
+
+    Only the last instruction leads to the end. Lanes that exit earlier come together with nobody,
+    so they do not decide where others do.
+    """
     end = len(instructions)
     found: list[tuple[int, ...]] = []
     for place, instruction in enumerate(instructions):
@@ -18,8 +22,9 @@ def successors(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:
             (label,) = instruction.operands
             assert isinstance(label, Label)
             after = (label.target, place + 1)
-        elif instruction.opcode in ("ret", "exit", "trap"):
-            after = (end, place + 1)
+        elif instruction.opcode in ("ret", "exit", "trap") and place < end - 1:
+            found.append(() if instruction.predicate is None else (place + 1,))
+            continue
         if instruction.predicate is None:
             after = after[:1]
         found.append(after)

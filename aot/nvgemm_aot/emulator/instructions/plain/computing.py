@@ -23,6 +23,8 @@ def computed(
     """Returns a computation of the first operand from the others.
 
     Args:
+        instruction: The instruction.
+        program: The program that has it.
         function: Takes the operands' lanes by their natural types, such as int32 for ``s32``, and
             returns the result's by its natural type.
         result_kind: Type of the result.

@@ -1,8 +1,8 @@
 """Rounds exact sums and products to floating-point types, once.
 
-A result is first rounded to odd in 53 bits: inexact results get an odd last bit. To round that again
-to 24 bits or fewer, in any mode, gives what rounding the exact result gives (Boldo and Melquiond,
-"Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd").
+A result is first rounded to odd in 53 bits: inexact results get an odd last bit. To round that
+again to 24 bits or fewer, in any mode, gives what rounding the exact result gives (Boldo and
+Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd").
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def rounded_fraction(value: Fraction, mode: str, precision: int, least: int, mos
     """Rounds a fraction to a binary floating-point number.
 
     Args:
+        value: The exact value.
+        mode: One of `MODES`.
         precision: Bits of a significand, with the implicit one.
         least: Exponent of the least positive number: it is ``2**least``.
         most: Exponent of the first power of two that is too large; such results are clamped in
