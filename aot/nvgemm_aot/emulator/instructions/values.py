@@ -140,7 +140,10 @@ def destination(operand: Operand, instruction: Instruction, kind: str | None = N
         return None
     if not isinstance(operand, Register):
         raise instruction.unknown(f"result {operand}")
-    if kind is not None and BITS[operand.type] != max(BITS[kind], 16 if kind != "pred" else 1):
+    if kind is not None and BITS[operand.type] not in (
+        BITS[kind],
+        16 if BITS[kind] == 8 else BITS[kind],
+    ):
         raise instruction.unknown(f"result {operand.name} of type .{operand.type} for .{kind}")
     return operand.number
 

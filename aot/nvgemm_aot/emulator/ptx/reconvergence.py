@@ -8,6 +8,9 @@ from .operands import Label
 from .program import Instruction
 
 
+_ENDS = ("ret", "exit", "trap")
+
+
 def successors(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:
     """Returns the instructions that may follow each one; ``len(instructions)`` is the end.
 
@@ -22,7 +25,7 @@ def successors(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:
             (label,) = instruction.operands
             assert isinstance(label, Label)
             after = (label.target, place + 1)
-        elif instruction.opcode in ("ret", "exit", "trap") and place < end - 1:
+        elif instruction.opcode in _ENDS and place < end - 1:
             found.append(() if instruction.predicate is None else (place + 1,))
             continue
         if instruction.predicate is None:
@@ -38,6 +41,12 @@ def immediate_post_dominators(instructions: Sequence[Instruction]) -> tuple[int,
     """
     end = len(instructions)
     after = successors(instructions)
+    if not any(end in following for following in after):
+        # The kernel ends in its middle only.
+        after = [
+            (*following, end) if instruction.opcode in _ENDS else following
+            for instruction, following in zip(instructions, after)
+        ]
     order = _backwards(after, end)
     rank = {place: number for number, place in enumerate(order)}
     dominator: dict[int, int] = {end: end}
