@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from handwritten_kernels import aligned, tensor_map
-from tensor_kernels import run_with_tensor_memory, wait
 
+from handwritten_kernels import aligned, tensor_map
 from nvgemm_aot.emulator.errors import EmulationError
+from tensor_kernels import run_with_tensor_memory, wait
 
 A_PLACE, B_PLACE, SCALES = 1024, 17 * 1024, 33 * 1024
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -13,7 +13,7 @@ LINES = 64
 """Rows of 16 bytes that hold scales: A's 32, then B's 32."""
 
 
-def load(place, name, size):
+def load(place, name):
     return (
         "@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
         f"[smem+{place}], [{name}, {{0, 0}}], [smem+16];\n"
@@ -29,7 +29,7 @@ def staged(sizes, body):
     """Loads tensors m0, m1, ... to their places, and lets one thread run a body behind that."""
     text = f"@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [smem+16], {sum(sizes.values())};\n"
     for number, place in enumerate(sizes):
-        text += load(place, f"m{number}", 0)
+        text += load(place, f"m{number}")
     text += "@!%p1 bra ISSUED;\n" + wait("smem+16", "LOADS") + body
     text += "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [smem+24];\n"
     return text + "ISSUED:\n" + wait("smem+24", "WORK") + "tcgen05.fence::after_thread_sync;\n"
@@ -83,6 +83,7 @@ def scaled(kind, qualifiers, codes, scales, word):
     tensors["scales"] = aligned(lines.size)
     tensors["scales"][:] = lines.reshape(-1)
     maps.append(tensor_map(tensors["scales"], "u8", (16, LINES), (16, LINES)))
+    operands = "%d12, %d13, %r9, [%r7], [%r8]"
     body = f"""
 mov.b64 %d10, {descriptor(SCALES)};
 mov.b64 %d11, {descriptor(SCALES + 512)};
@@ -94,7 +95,7 @@ mov.b32 %r9, {word};
 mov.b64 %d12, {descriptor(A_PLACE, 32, stride=256)};
 mov.b64 %d13, {descriptor(B_PLACE, 32, stride=256)};
 mov.pred %p3, 0;
-tcgen05.mma.cta_group::1.kind::{kind}.block_scale{qualifiers} [%r3], %d12, %d13, %r9, [%r7], [%r8], %p3;
+tcgen05.mma.cta_group::1.kind::{kind}.block_scale{qualifiers} [%r3], {operands}, %p3;
 """
     sizes = {A_PLACE: 128 * 32, B_PLACE: 32 * 32, SCALES: LINES * 16}
     (cells,) = run_with_tensor_memory(staged(sizes, body), tensors=tensors, maps=maps)

@@ -1,6 +1,6 @@
 import pytest
-from handwritten_kernels import run
 
+from handwritten_kernels import run
 from nvgemm_aot.emulator.errors import DeadlockError, EmulationError, UnsupportedPtxError
 
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem+{}], {};\n"

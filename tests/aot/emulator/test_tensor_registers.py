@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from tensor_kernels import registers, run_with_tensor_memory, whole
 
 from handwritten_kernels import aligned, run
 from nvgemm_aot.emulator.errors import EmulationError, MemoryAccessError, UnsupportedPtxError
+from tensor_kernels import registers, run_with_tensor_memory, whole
 
 LAYOUTS = {
     # Threads and bits of a row-major (lane, bit) space, as CuTe's copy traits have them.
