@@ -24,12 +24,12 @@ from gemm_arguments import Arguments, exact_arguments, random_arguments
 from gemm_reference import has_exact_results
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.bundle.reader import read_bundle
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.launch.select import load_kernel
 
-KEPT_BYTES = 1 << 16
+KEPT_BYTES = 1 << 19
 """Results up to this size are kept whole; of larger ones, their digest."""
 
 
@@ -70,7 +70,9 @@ class KernelCase:
 
 def cases_of(bundle: Path) -> Iterator[KernelCase]:
     """Yields a small and a larger problem of whole numbers for each kernel, and a random one."""
-    for kernel in sorted(read_bundle(bundle).header.kernels, key=lambda each: each.id):
+    with Bundle(bundle) as opened:
+        kernels = [each for each in opened.header.kernels if isinstance(each, Kernel)]
+    for kernel in sorted(kernels, key=lambda each: each.id):
         signature = kernel.signature
         small = edges(signature, kernel.alignment_bytes)[1]
         step_m, step_n, step_k = steps(signature, kernel.alignment_bytes)
