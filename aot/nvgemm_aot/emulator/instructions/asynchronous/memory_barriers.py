@@ -13,8 +13,8 @@ import numpy as np
 from ...errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import LANES, Mask
-from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.meanings import Value
+from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.scheduler import YIELD, Step
 from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program
@@ -266,6 +266,31 @@ def _pending_count(qualifiers: Qualifiers, instruction: Instruction, program: Pr
     def step(warp: Warp, mask: Mask) -> None:
         pending = value(warp) & np.uint64((1 << _PENDING_BITS) - 1)
         warp.put(to, pending.astype(np.uint32), mask)
+
+    return step
+
+
+@decodes("cp.async.mbarrier.arrive")
+def _arrive_behind_copies(instruction: Instruction, program: Program) -> Step:
+    """Decodes the arrival of a thread's ``cp.async`` copies, all of which were made at once."""
+    qualifiers = Qualifiers(instruction)
+    for name in ("async", "mbarrier", "arrive"):
+        qualifiers.one_of(name)
+    counted = qualifiers.flag("noinc")
+    generic = _own_space(qualifiers)
+    qualifiers.one_of("b64")
+    qualifiers.end()
+    (where,) = _operands(instruction, 1)
+    place = shared_address(where, instruction, program, generic=generic)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        grid = warp.block.cluster.grid
+        clock = grid.ordering.release(warp)
+        for lane in active_lanes(mask):
+            block, offset = locate(warp, place(warp, lane))
+            barrier = block.barrier_at(offset)
+            barrier.pending += not counted
+            grid.progress += barrier.arrive(grid.ordering, clock)
 
     return step
 
