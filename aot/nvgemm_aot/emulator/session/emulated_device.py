@@ -125,7 +125,8 @@ def start(profile: DeviceProfile, run: Run, cuda: str = CUDA_VERSIONS[0]) -> Emu
     Args:
         profile: The GPU's product.
         run: Executes launches; see `Run`.
-        cuda: CUDA major version for which kernels were built, e.g. ``cu13``.
+        cuda: CUDA major version for which kernels were built, e.g. ``cu13``. `nvgemm_runtime` takes
+            torch for one that was built for its first release, e.g. 13.0.
 
     Raises:
         DriverError: If the process emulates a device already, or uses CUDA.
@@ -163,6 +164,24 @@ def _replace_facts(profile: DeviceProfile, cuda: str) -> None:
         return replace(facts, wants_determinism=wants_determinism)
 
     device._device_facts = emulated_facts  # type: ignore[assignment]
+    _remember_cuda(f"{cuda.removeprefix('cu')}.0")
+
+
+def _remember_cuda(version: str) -> None:
+    """Makes `nvgemm_runtime` remember that torch was built for a CUDA version, e.g. ``13.0``.
+
+    Its functions ask torch once. Torch itself goes on without CUDA.
+    """
+    import torch
+
+    actual = torch.version.cuda
+    torch.version.cuda = version
+    try:
+        for function in (device.torch_cuda, device.torch_versions):
+            function.cache_clear()
+            function()
+    finally:
+        torch.version.cuda = actual
 
 
 @dataclass(frozen=True, kw_only=True)
