@@ -134,6 +134,23 @@ except DriverError as error:
     assert said == "tensors are on cuda:1; the emulated GPU takes CPU tensors"
 
 
+def test_a_loaded_cuda_runtime_is_not_called(
+    scripts: ForkedScripts, real_bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """Torch for CUDA loads one whose functions all libraries find first."""
+    library = tmp_path / "libcudart.so.13"
+    functions = ("cudaGetDevice", "cudaLibraryLoadData", "cudaLaunchKernelExC")
+    source = "#include <stdlib.h>\n" + "".join(f"int {f}() {{ abort(); }}" for f in functions)
+    (tmp_path / "runtime.c").write_text(source)
+    command = [*c_compiler(), "-shared", "-fPIC", "-o", library, tmp_path / "runtime.c"]
+    subprocess.run(command, check=True)
+    load = f"import ctypes\nctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    multiply = "torch.testing.assert_close(nvgemm_runtime.mm(a, b), expected)\n"
+    bundle = str(real_bundles["sm_100f"])
+    done = scripts.run(load + PRELUDE + PROBLEM + multiply, bundle)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_loaded_driver_is_not_touched(scripts: ForkedScripts, tmp_path: Path) -> None:
     source, other = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
     source.write_text("int cuInit(unsigned flags) { return (int)flags; }")
