@@ -100,6 +100,30 @@ print(*(type(failure).__name__ for failure in emulated.failures))
     ]
 
 
+def test_bytes_between_a_results_rows_must_not_change(run: Run) -> None:
+    said = run("""
+buffer = torch.full((m, n + 16), 7.0, dtype=dtype)
+def multiply(launch, cubin, regions):
+    buffer[:, :n] = expected
+    buffer[overwritten, n + 3 :] = 8.0
+emulated._run = multiply
+for overwritten in (slice(0, 0), slice(m - 2, m)):  # the last row's end is no gap
+    try:
+        nvgemm_runtime.mm(a, b, out=buffer[:, :n])
+        print("computed")
+    except Exception as error:
+        print(type(error).__name__, str(error).split(": ", 1)[1])
+torch.testing.assert_close(buffer[:, :n], expected)
+assert len(emulated.failures) == 1
+""")
+    assert said == [
+        "computed",
+        # both bytes of 13 elements in one row
+        "MemoryAccessError writes 26 bytes between the rows of out, the first at byte "
+        f"{2 * (38 * 112 + 96 + 3)} behind its first element",
+    ]
+
+
 def test_operands_are_checked_as_for_any_kernel(run: Run) -> None:
     said = run("""
 kernel = nvgemm_runtime.explain(a, b).match.kernels[0].kernel.id
