@@ -67,7 +67,7 @@ def test_cuda_runs_only_on_architectures_of_the_target(driver: FakeDriver) -> No
     capabilities = (80, 89, 90, 100, 103, 120, 121)
     script = f"""{CUDA}
 for capability in {capabilities}:
-    os.environ["FAKE_CAPABILITY"] = str(capability)
+    fake_driver.set_capability(capability)
     for arch in {archs}:
         handle = register("", arch, f"{{arch}} on {{capability}}")
         for _ in range(2):  # a refusal is not forgotten
@@ -143,12 +143,12 @@ def test_cuda_says_why_it_cannot_start_in_a_child_of_a_process_that_used_it_by_o
 ) -> None:
     script = f"""{CUDA}
 from nvgemm_runtime.errors import DriverError
-os.environ["FAKE_INIT"] = "3"
+fake_driver.set_variable("init_result", 3)
 try:
     launch(register())
 except DriverError as error:
     print(error)
-os.environ["FAKE_INIT"] = "0"
+fake_driver.set_variable("init_result", 0)
 launch(register())  # a failure is not for ever
 """
     (said,) = driver.run(script).splitlines()

@@ -173,7 +173,7 @@ print(asked, ctypes.c_int.in_dll(driver, "occupancy_questions").value,
 
 def test_without_the_compiler_of_ptx_multiprocessors_bound_the_clusters(driver: FakeDriver) -> None:
     said = driver.run(f"""{CLUSTERS}
-os.environ["FAKE_NO_PTX"] = "1"
+fake_driver.set_variable("rejects_ptx", 1)
 print([clusters(size) for size in (1, 2, 16)])
 """)
     assert said.strip() == "[132, 66, 8]"

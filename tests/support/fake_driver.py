@@ -1,15 +1,15 @@
-"""A stand-in for the CUDA driver, so that the launcher's CUDA path runs where no GPU is.
+"""The emulator's CUDA driver, so that the launcher's CUDA path runs where no GPU is.
 
-"Device" memory is host memory, and a kernel for the CPU can be registered as one for CUDA. Only
-what the launcher asks the driver for exists; nothing of NVIDIA's compiler or runtime is replaced.
+"Device" memory is host memory, and a kernel for the CPU can be registered as one for CUDA. Real
+kernels' launchers call NVIDIA's runtime library, which refuses this driver.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.resources
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,84 +18,7 @@ from typing import Any, ClassVar
 import tvm_ffi
 
 from forked_scripts import ForkedScripts, forked_scripts
-from nvgemm_aot.pipeline.linker import c_compiler
-
-_SOURCE = r"""
-#include <stdlib.h>
-#include <string.h>
-#define EXPORT __attribute__((visibility("default")))
-static __thread void *current;
-EXPORT int memsets; EXPORT void *last_stream; EXPORT int context_sets;
-EXPORT int cuInit(unsigned flags) {
-  const char *result = getenv("FAKE_INIT");
-  return result ? atoi(result) : flags;
-}
-EXPORT int cuDeviceGet(int *device, int ordinal) {
-  *device = ordinal; return ordinal < 2 ? 0 : 101;
-}
-EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  int capability = atoi(getenv("FAKE_CAPABILITY"));
-  switch (attribute) {
-    case 16: *value = 132 - 20 * device; break;  /* multiprocessors: those of device 1 are fewer */
-    case 75: *value = capability / 10; break;
-    case 76: *value = capability % 10; break;
-    case 97: *value = 232448; break;  /* shared memory of a block, in bytes */
-    default: return 1;
-  }
-  return device < 0;
-}
-/* Modules: one function, whose occupancy is asked. GPCs of 16 or 18 multiprocessors, as Hopper. */
-EXPORT int modules, modules_loaded, occupancy_questions;
-static __thread int capture_mode, shared_bytes, allows_big;
-EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
-  int before = capture_mode; capture_mode = *mode; *mode = before; return 0;
-}
-EXPORT int cuModuleLoadData(void **module, const void *image) {
-  if (getenv("FAKE_NO_PTX") || capture_mode != 2 || !current) return 218;
-  if (!strstr(image, ".entry nothing()")) return 218;
-  ++modules; ++modules_loaded; *module = &modules; return 0;
-}
-EXPORT int cuModuleUnload(void *module) { modules -= module == &modules; return 0; }
-EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) {
-  *function = module; return strcmp(name, "nothing") != 0;
-}
-EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
-  if (attribute == 8) shared_bytes = value;
-  if (attribute == 14) allows_big = value;
-  return !function || (attribute != 8 && attribute != 14);
-}
-typedef struct { int id; char padding[4]; unsigned value[16]; } attribute_t;
-typedef struct {
-  unsigned grid[3], block[3], shared_bytes; void *stream; attribute_t *attributes; unsigned count;
-} config_t;
-EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *function, const config_t *config) {
-  unsigned *cluster = config->attributes->value, size = cluster[0] * cluster[1] * cluster[2];
-  ++occupancy_questions;
-  if (!function || config->count != 1 || config->attributes->id != 4) return 1;
-  if (config->shared_bytes != (unsigned)shared_bytes || config->grid[0] % size) return 1;
-  if (size > 8 && !allows_big) return 912;
-  *clusters = current == (void *)0x1000L ? 6 * (16 / size) + 2 * (18 / size) : 7 * (16 / size);
-  return 0;
-}
-EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
-  *context = (void *)(0x1000L + device); return 0;
-}
-EXPORT int cuCtxGetCurrent(void **context) { *context = current; return 0; }
-EXPORT int cuCtxSetCurrent(void *context) { ++context_sets; current = context; return 0; }
-EXPORT int cuGetErrorName(int error, const char **name) {
-  *name = error == 101 ? "CUDA_ERROR_INVALID_DEVICE" : "CUDA_ERROR_OTHER"; return 0;
-}
-EXPORT int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t n, void *stream) {
-  ++memsets; last_stream = stream; memset((void *)to, value, n); return 0;
-}
-EXPORT int cuMemsetD2D8Async(unsigned long long to, size_t pitch, unsigned char value, size_t width,
-                             size_t height, void *stream) {
-  if (pitch < width) return 1;
-  ++memsets; last_stream = stream;
-  for (size_t row = 0; row < height; ++row) memset((char *)to + row * pitch, value, width);
-  return 0;
-}
-"""
+from nvgemm_aot.emulator.driver.stand_in import LIBRARY
 
 LEAVES_ANOTHER_DEVICE_CURRENT = """
   { extern int cuCtxSetCurrent(void *); cuCtxSetCurrent((void *)0x1001L); }
@@ -120,24 +43,59 @@ class FakeDriver:
 
     def run(self, script: str, *arguments: str, capability: int = 90) -> str:
         """Run a Python script; returns what it printed."""
-        environment = _environment(self._directory) | {"FAKE_CAPABILITY": str(capability)}
-        result = self._scripts.run(script, *arguments, environment=environment)
+        script = f"import fake_driver\nfake_driver.add_devices({capability})\n{script}"
+        result = self._scripts.run(script, *arguments, environment=_environment(self._directory))
         assert result.returncode == 0, result.stderr
         return result.stdout
 
 
 @contextlib.contextmanager
 def fake_driver(directory: Path) -> Iterator[FakeDriver]:
-    """Compile the driver into a directory, and run scripts with it."""
-    (directory / "driver.c").write_text(_SOURCE)
-    command = [*c_compiler(), "-shared", "-fPIC", "-o", directory / "libcuda.so.1"]
-    subprocess.run([*command, directory / "driver.c"], check=True)
+    """Run scripts with the driver, which they find by its name, and with a directory of theirs."""
+    library = importlib.resources.files("nvgemm_aot.emulator.driver").joinpath(LIBRARY)
+    (directory / "libcuda.so.1").symlink_to(str(library))
     with forked_scripts(_IMPORTS, environment=_environment(directory)) as scripts:
         yield FakeDriver(directory, scripts)
 
 
 def _environment(directory: Path) -> dict[str, str]:
     return dict(os.environ, LD_LIBRARY_PATH=str(directory), PYTHONPATH=os.pathsep.join(sys.path))
+
+
+_MULTIPROCESSORS = (132, 112)
+"""Of the two devices."""
+
+_GPCS = ((6, 2), (7, 0))
+"""Their groups of 16 and of 18 multiprocessors, as Hopper has them; no cluster spans two."""
+
+
+def add_devices(capability: int) -> None:
+    """Adds the two devices to this process's driver."""
+    driver = _driver()
+    for device, (multiprocessors, (small, big)) in enumerate(zip(_MULTIPROCESSORS, _GPCS)):
+        assert driver.nvgemm_emulated_add_device() == device
+        driver.nvgemm_emulated_set_attribute(device, 16, multiprocessors)
+        driver.nvgemm_emulated_set_attribute(device, 97, 232448)  # shared memory of a block, bytes
+        for size in (1, 2, 4, 8, 16):
+            clusters = small * (16 // size) + big * (18 // size)
+            driver.nvgemm_emulated_set_clusters(device, size, clusters)
+    set_capability(capability)
+
+
+def set_capability(capability: int) -> None:
+    """Gives both devices a compute capability, such as 90 for 9.0."""
+    for device in range(len(_MULTIPROCESSORS)):
+        for attribute, value in zip((75, 76), divmod(capability, 10)):
+            _driver().nvgemm_emulated_set_attribute(device, attribute, value)
+
+
+def set_variable(name: str, value: int) -> None:
+    """Sets a variable by which tests make the driver fail."""
+    ctypes.c_int.in_dll(_driver(), name).value = value
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 class _Tensor(ctypes.Structure):

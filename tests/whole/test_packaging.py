@@ -163,6 +163,7 @@ def test_project_wheel_holds_the_data_that_commands_need(project_wheel: Path) ->
     assert {
         "nvgemm_aot_autoload.py",
         "nvgemm_aot/__main__.py",
+        "nvgemm_aot/emulator/driver/_emulated_cuda.so",
         "nvgemm_aot/py.typed",
         "nvgemm_runtime/py.typed",
         "nvgemm_runtime/_native.so",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .instructions.decoding import decode_program
+from .instructions.decoding import plan_of
 from .machine.global_memory import GlobalMemory
 from .machine.hierarchy import Grid
 from .machine.launch import Launch, Schedule
@@ -27,4 +27,4 @@ def execute(
         EmulationError: If it does something else that it must not do.
     """
     grid = Grid(program, launch, memory, schedule or Schedule(), ordering or Ordering())
-    return Scheduler(grid, decode_program(program)).run()
+    return Scheduler(grid, plan_of(program)).run()

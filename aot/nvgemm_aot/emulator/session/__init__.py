@@ -1,0 +1,1 @@
+"""Users' functions on an emulated GPU: CPU tensors, kernels' own launchers, interpreted PTX."""

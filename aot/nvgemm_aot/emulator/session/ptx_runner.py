@@ -1,0 +1,52 @@
+"""Executes caught launches by interpreting the kernels' PTX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...verify.device.cubin import Cubin
+from ..driver.caught_launch import CaughtLaunch
+from ..machine.global_memory import GlobalMemory, Region
+from ..machine.launch import Launch, Schedule
+from ..machine.scheduler import Execution
+from ..ptx.program import Program
+from ..run import execute
+
+Programs = Callable[[Cubin, str], Program]
+"""Returns the PTX that a cubin's kernel, given by name, was compiled from."""
+
+
+class PtxRunner:
+    """Interprets launches, for `nvgemm_aot.emulator.session.emulated_device.start`.
+
+    Attributes:
+        schedule: Order in which warps run, for launches from now on.
+    """
+
+    def __init__(self, programs: Programs, schedule: Schedule | None = None) -> None:
+        self._programs = programs
+        self.schedule = schedule or Schedule()
+
+    def __call__(
+        self, launch: CaughtLaunch, cubin: Cubin, regions: tuple[Region, ...]
+    ) -> Execution:
+        """Executes a launch on the memory that it may touch.
+
+        Raises:
+            EmulationError: If the kernel does what it must not do.
+        """
+        program = self._programs(cubin, launch.kernel)
+        layout = [(parameter.offset, parameter.size) for parameter in program.parameters]
+        parameters = launch.parameter_bytes(layout, program.parameter_bytes)
+        return execute(
+            program,
+            Launch(
+                grid=launch.grid,
+                block=launch.block,
+                cluster=launch.cluster,
+                shared_bytes=launch.shared_bytes,
+                parameters=parameters,
+            ),
+            GlobalMemory(regions),
+            self.schedule,
+        )
