@@ -13,8 +13,8 @@ import numpy as np
 from ...errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import LANES, Mask
-from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.meanings import Value
+from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.scheduler import YIELD, Step
 from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program

@@ -18,8 +18,8 @@ from .narrow_conversions import NARROW, narrow_conversion
 from .rounding import (
     MODES,
     bf16_bits,
-    by_fractions,
     odd_f32,
+    rounded_fraction,
     rounded_to_f16,
     rounded_to_f32,
 )
@@ -56,15 +56,11 @@ def _convert(instruction: Instruction, program: Program) -> Computation:
         function = _limited(to, mode, positive=positive, finite=finite)
     if len(instruction.operands) != 2:
         raise instruction.unknown(f"a number of {len(instruction.operands)} operands")
-    result, operand = instruction.operands
+    _, operand = instruction.operands
     register, stored = _wide_result(instruction, to)
-
-    def on_registers(value: Any) -> Any:
-        return function(value)
-
     widened = _widened(to, stored)
     return Computation(
-        function=function if widened is None else lambda value: widened(on_registers(value)),
+        function=function if widened is None else lambda value: widened(function(value)),
         sources=(source(operand, of, instruction, program, wider=True),),
         results=(register,),
     )
@@ -123,7 +119,7 @@ def _conversion(
         if mode not in MODES:
             raise instruction.unknown(f"rounding .{mode}")
         return _from_integer(to, of, mode, clamps)
-    widens = _PRECISION[to] >= _PRECISION[of] and (to, of) != ("f16", "bf16")
+    widens = to == of or _PRECISION[to] > _PRECISION[of]
     if (widens and mode in MODES) or (not widens and mode not in MODES):
         raise instruction.unknown(f"rounding .{mode}")
     if mode in _WHOLE and to != of:
@@ -195,41 +191,35 @@ def _from_integer(to: str, of: str, mode: str, clamps: bool) -> Callable[[Any], 
     def converted(value: Any) -> Any:
         if BITS[of] == 8:
             value = value.astype(np.uint8).view(np.int8 if of == "s8" else np.uint8)
-        if to == "f32" and mode == "rn":
+        if to == "f64":
+            found = _to_f64(value, mode)
+        elif to == "f32" and mode == "rn":
             found = value.astype(np.float32)
-        elif to == "f64":
-            found = value.astype(np.float64)
-            if mode != "rn" and BITS[of] == 64:
-                found = _exactly(value, mode, np.float64)
-        elif BITS[of] == 64:
-            found = _exactly(value, "odd" if to != "f32" else mode, np.float32)
         else:
-            found = value.astype(np.float64)
+            found = _odd_f64(value) if BITS[of] == 64 else value.astype(np.float64)
             found = rounded_to_f32(found, mode) if to == "f32" else found
-        if to in ("f16", "bf16"):
-            found = _narrowed(to, found.astype(np.float64), mode)
-            return found
-        return pack(saturated(found, to) if clamps else found)
+        if clamps:
+            found = saturated(found, to)
+        return _narrowed(to, found, mode) if to in ("f16", "bf16") else pack(found)
 
     return converted
 
 
-def _exactly(value: Any, mode: str, dtype: Any) -> Any:
-    """Converts 64-bit integers by fractions; mode "odd" gives float64 rounded to odd."""
-    if mode == "odd":
-        # Bits below 2**10 only matter as a whole for a result of at most 24 bits.
-        negative = value < 0
-        magnitude = np.where(negative, -value, value).astype(np.uint64)
-        low = magnitude & np.uint64(0x3FF)
-        cut = magnitude - low + np.where(low, np.uint64(1 << 10), np.uint64(0)) // np.uint64(2)
-        exact = np.where(magnitude < 1 << 53, magnitude, cut | np.uint64(0)).astype(np.float64)
-        return np.where(negative, -exact, exact)
-    one = np.ones(len(value), dtype)
-    out = np.empty(len(value), dtype)
-    for lane, number in enumerate(value.tolist()):
-        whole = Fraction(number)
-        out[lane] = by_fractions(lambda _, whole=whole: whole, mode, dtype, one[:1])[0]
-    return out
+def _to_f64(value: Any, mode: str) -> Any:
+    if mode == "rn" or value.itemsize < 8:
+        return value.astype(np.float64)
+    exact = (rounded_fraction(Fraction(each), mode, 53, -1074, 1024) for each in value.tolist())
+    return np.array([float(each) for each in exact])
+
+
+def _odd_f64(value: Any) -> Any:
+    """Returns 64-bit integers as float64; inexact ones so that their last bits count as a rest."""
+    negative = value < 0
+    magnitude = np.where(negative, -value, value).astype(np.uint64)
+    rest = magnitude & np.uint64(0x7FF) != 0
+    large = ((magnitude >> np.uint64(11)) | rest.astype(np.uint64)).astype(np.float64) * 2048
+    exact = np.where(magnitude < 1 << 53, magnitude.astype(np.float64), large)
+    return np.where(negative, -exact, exact)
 
 
 def _narrowed(to: str, value: Any, mode: str) -> Any:

@@ -90,7 +90,7 @@ def _from_narrow(instruction: Instruction, program: Program) -> Computation:
     result, operand = instruction.operands
     if not isinstance(result, Register) or BITS[result.type] != 32:
         raise instruction.unknown(f"result {result}")
-    number, _ = _narrow_register(operand, kind, instruction)
+    _narrow_register(operand, kind, instruction)
     half = 4 if kind == "e2m1x2" else 8
     width = 8 if kind == _SCALE else FORMATS[kind[:-2]].bits
     pack = packed(to)
@@ -107,6 +107,6 @@ def _from_narrow(instruction: Instruction, program: Program) -> Computation:
 
     return Computation(
         function=converted,
-        sources=(source(operand, "b16", instruction, program),),
+        sources=(source(operand, "b8" if half == 4 else "b16", instruction, program),),
         results=(result.number,),
     )

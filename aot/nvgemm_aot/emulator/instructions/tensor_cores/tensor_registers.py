@@ -1,6 +1,8 @@
 """Loads and stores of tensor memory (PTX ISA, "tcgen05.ld", "tcgen05.st", "Data Movement Shape").
 
-The registers of a load hold no values until ``tcgen05.wait::ld``.
+A load's registers hold their values at once. The manual says that they are undefined before
+``tcgen05.wait::ld``, but NVIDIA's compiler uses them earlier, or without it: GPUs wait for a
+register that is used. Where a kernel has no ``wait::ld``, a load is over when it is issued.
 """
 
 from __future__ import annotations
@@ -14,10 +16,9 @@ import numpy.typing as npt
 
 from ...errors import EmulationError
 from ...machine.hierarchy import Warp
-from ...machine.lanes import FULL, LANE, LANES, Mask
+from ...machine.lanes import FULL, LANE, Mask
 from ...machine.ordering import Clock
 from ...machine.scheduler import RETRY, Step
-from ...machine.tensor_memory import POISON
 from ...ptx.operands import Immediate, Operand, Register, Vector
 from ...ptx.program import Instruction, Program
 from ..asynchronous.late_effects import check_running, later
@@ -38,9 +39,6 @@ _SHAPES = {
 
 _SUBPARTITION = 32
 """Lanes that a warp can access: those from 32 times its number modulo 4."""
-
-_UNDEFINED = np.full(LANES, POISON, np.uint32)
-_UNDEFINED.flags.writeable = False
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
@@ -71,8 +69,6 @@ def _places(shape: str, registers: int, split: int) -> Places:
 class _Pending:
     """A load or store that the warp has not waited for."""
 
-    registers: list[int | None]
-    values: Any = None
     is_done: bool = False
     clock: Clock = None
 
@@ -154,44 +150,38 @@ def _decode(
 def _load(instruction: Instruction, program: Program) -> Step:
     access, values = _decode(instruction, program, "ld", "pack::16b")
     registers = [_register(each, instruction) for each in values.elements]
+    is_awaited = any(each.qualifiers[:1] == ("wait::ld",) for each in program.instructions)
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(mask)
         (lanes, columns), lane_range, column_range = access.locate(warp)
-        block, grid = warp.block, warp.block.cluster.grid
+        block, ordering = warp.block, warp.block.cluster.grid.ordering
         block.tensor.check(lane_range, column_range, "reads")
-        pending = _Pending(registers=[*registers])
-        loads: list[_Pending] = warp.memory.setdefault("tensor loads", [])
-        loads.append(pending)
-        operation = grid.ordering.begin(warp)
-        for register in registers:
-            if register is not None:
-                warp.put(register, _UNDEFINED, FULL)
-
-        def fetch() -> None:
-            check_running(block, "reads tensor memory beside")
-            grid.ordering.tensor_read(
-                operation,
-                block,
-                slice(lane_range.start, lane_range.stop),
-                slice(column_range.start, column_range.stop),
-            )
-            cells = block.tensor.cells
-            found = cells[lanes, columns]
-            if access.packed:
-                low = found & np.uint32(0xFFFF)
-                found = low | cells[lanes, columns + 1] << np.uint32(16)
-            pending.values = found
-            pending.clock = grid.ordering.finish(operation)
-            pending.is_done = True
-            grid.progress += 1
-
-        later(warp, instruction, ("tensor loads", id(warp)), fetch)
+        operation = ordering.begin(warp)
+        ordering.tensor_read(
+            operation,
+            block,
+            slice(lane_range.start, lane_range.stop),
+            slice(column_range.start, column_range.stop),
+        )
+        cells = block.tensor.cells
+        found = cells[lanes, columns]
+        if access.packed:
+            low = found & np.uint32(0xFFFF)
+            found = low | cells[lanes, columns + 1] << np.uint32(16)
+        for register, value in zip(registers, found):
+            warp.put(register, value, FULL)
+        clock = ordering.finish(operation)
+        if is_awaited:
+            loads: list[_Pending] = warp.memory.setdefault("tensor loads", [])
+            loads.append(_Pending(is_done=True, clock=clock))
+        else:
+            ordering.acquire(warp, clock)
 
     return step
 
 
-def _register(operand: Operand, instruction: Instruction) -> int | None:
+def _register(operand: Operand, instruction: Instruction) -> int:
     if isinstance(operand, Register):
         return operand.number
     raise instruction.unknown(f"result {operand}")
@@ -207,7 +197,7 @@ def _store(instruction: Instruction, program: Program) -> Step:
         (lanes, columns), lane_range, column_range = access.locate(warp)
         block, grid = warp.block, warp.block.cluster.grid
         block.tensor.check(lane_range, column_range, "writes")
-        pending = _Pending(registers=[])
+        pending = _Pending()
         stores: list[_Pending] = warp.memory.setdefault("tensor stores", [])
         stores.append(pending)
         data = np.stack([source(warp) for source in sources]).astype(np.uint32, copy=False)
@@ -252,9 +242,6 @@ def _wait(instruction: Instruction, program: Program) -> Step:
         ordering = warp.block.cluster.grid.ordering
         for each in accesses:
             ordering.acquire(warp, each.clock)
-            for register, value in zip(each.registers, each.values if each.registers else ()):
-                if register is not None:
-                    warp.put(register, value, FULL)
         accesses.clear()
         return None
 
