@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.providers import PROVIDERS, Candidate, Provider, load_provider
 from nvgemm_aot.targets import BuildTarget
-from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES, Epilogue
+from nvgemm_runtime.gemm.epilogues import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.support import GATHERED, OUTS, multiply_together, unsupported
 from nvgemm_runtime.gemm.types import ScaleRecipe
 
 
@@ -106,7 +106,7 @@ def _smallest_by_class(candidates: Sequence[Candidate]) -> dict[tuple[object, ..
     """Returns a class's kernel with the least work for a tile, which is emulated soonest."""
 
     def work(candidate: Candidate) -> tuple[int, str]:
-        m, n, k = candidate.design.tile
+        m, n, _ = candidate.design.tile
         a, b = candidate.design.cluster
         return m * n * a * b, candidate.operator
 
@@ -155,35 +155,13 @@ def _unusualness(signature: Signature) -> tuple[object, ...]:
 
 def _rows() -> dict[Row, list[Signature]]:
     rows: dict[Row, list[Signature]] = {}
-    for op, scales, epilogue in itertools.product(
-        Op, (None, *ScaleRecipe), (None, *ALL_EPILOGUES)
-    ):
-        signatures = list(_signatures(op, scales, epilogue))
-        if signatures:
-            for provider in PROVIDERS:
-                row = Row(provider=provider, op=op, scales=scales, epilogue=epilogue)
-                rows[row] = signatures
+    for signature in EVERY_SIGNATURE:
+        for provider in PROVIDERS:
+            row = Row(
+                provider=provider,
+                op=signature.op,
+                scales=signature.scales,
+                epilogue=signature.epilogue,
+            )
+            rows.setdefault(row, []).append(signature)
     return rows
-
-
-def _signatures(
-    op: Op, scales: ScaleRecipe | None, epilogue: Epilogue | None
-) -> Iterator[Signature]:
-    if op is Op.GATHERED_MM:
-        if scales is None and epilogue is None:
-            for dtype in GATHERED:
-                yield Signature(
-                    op=op, layout=Layout.TT, a=DType.FP32, b=dtype, accumulator=DType.FP32,
-                    out=dtype,
-                )  # fmt: skip
-        return
-    for layout, a, b in itertools.product(Layout, OUTS, OUTS):
-        if not multiply_together(a, b):
-            continue
-        for out in OUTS[a]:
-            signature = Signature(
-                op=op, layout=layout, a=a, b=b, out=out, scales=scales, epilogue=epilogue,
-                accumulator=DType.INT32 if a.is_integer else DType.FP32,
-            )  # fmt: skip
-            if unsupported(signature) is None:
-                yield signature
