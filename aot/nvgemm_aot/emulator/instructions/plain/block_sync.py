@@ -132,7 +132,8 @@ def _cluster_barrier(qualifiers: Qualifiers, instruction: Instruction) -> Step:
     def arrive(warp: Warp, mask: Mask) -> None:
         _check_whole(warp, mask)
         cluster = warp.block.cluster
-        clock = None if relaxed else cluster.grid.ordering.release(warp)
+        ordering = cluster.grid.ordering
+        clock = ordering.release_relaxed(warp) if relaxed else ordering.release(warp)
         cluster.arrive(warp, clock)
 
     def wait(warp: Warp, mask: Mask) -> str | None:

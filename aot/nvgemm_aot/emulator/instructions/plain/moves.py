@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ...machine.accesses import shared_block
 from ...machine.addresses import (
     OFFSET_MASK,
     PARAMETER_WINDOW,
@@ -14,7 +13,6 @@ from ...machine.addresses import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
-from ...machine.hierarchy import Warp
 from ...machine.meanings import Computation, Source
 from ...ptx.operands import Vector
 from ...ptx.program import Instruction, Program
@@ -203,8 +201,8 @@ def _map_address(instruction: Instruction, program: Program) -> Computation:
     def rank_of(address: Any) -> Any:
         return ((address - dtype(window)) >> dtype(RANK_SHIFT)).astype(np.uint32)
 
-    def mapped(address: Any, rank: Any, warp: Warp) -> Any:
-        shared_block(warp, int(rank.max()), int(address[0]))
+    def mapped(address: Any, rank: Any) -> Any:
+        # Lanes may give ranks that no block has, as long as they do not use such an address.
         offset = (address - dtype(window)) & dtype(OFFSET_MASK)
         return (offset | rank.astype(dtype) << dtype(RANK_SHIFT)) + dtype(window)
 
@@ -220,7 +218,6 @@ def _map_address(instruction: Instruction, program: Program) -> Computation:
         sources=(
             first,
             source(operands[1], "u32", instruction, program),
-            Source(value=lambda warp: warp),
         ),
         results=(destination(result, instruction, kind),),
     )
