@@ -12,10 +12,41 @@ from tests.support.one_instruction import evaluate
 
 EDGES = {
     16: [0, 1, 2, 7, 15, 16, 17, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF, 0x1234, 0xABCD],
-    32: [0, 1, 2, 31, 32, 33, 0x7FFF_FFFF, 0x8000_0000, 0x8000_0001, 0xFFFF_FFFF, 0xFFFF_FFFE]
-    + [0x1234_5678, 0xDEAD_BEEF, 0x00FF_FF00, 0x0001_0000, 0xFFFF_0000],
-    64: [0, 1, 2, 63, 64, 65, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 1, (1 << 64) - 2]
-    + [0x0123_4567_89AB_CDEF, 0xFEDC_BA98_7654_3210, 1 << 32, (1 << 32) - 1],
+    32: [
+        0,
+        1,
+        2,
+        31,
+        32,
+        33,
+        2147483647,
+        2147483648,
+        2147483649,
+        4294967295,
+        4294967294,
+        305419896,
+        3735928559,
+        16776960,
+        65536,
+        4294901760,
+    ],
+    64: [
+        0,
+        1,
+        2,
+        63,
+        64,
+        65,
+        (1 << 63) - 1,
+        1 << 63,
+        (1 << 63) + 1,
+        (1 << 64) - 1,
+        (1 << 64) - 2,
+        81985529216486895,
+        18364758544493064720,
+        1 << 32,
+        (1 << 32) - 1,
+    ],
 }
 
 
@@ -244,10 +275,7 @@ def test_extracted_fields(sign: str, bits: int) -> None:
     def expected(a: int, position: int, length: int) -> int:
         # Literally as the PTX ISA describes it, bit by bit.
         position, length, last = position & 255, length & 255, bits - 1
-        if sign == "u" or length == 0:
-            fill = 0
-        else:
-            fill = a >> min(position + length - 1, last) & 1
+        fill = 0 if sign == "u" or length == 0 else a >> min(position + length - 1, last) & 1
         return sum(
             (a >> (position + bit) & 1 if bit < length and position + bit <= last else fill) << bit
             for bit in range(bits)

@@ -93,7 +93,8 @@ def test_names_what_it_does_not_know(statement: str, named: str) -> None:
 def test_names_all_unknown_instructions_at_once() -> None:
     with pytest.raises(UnsupportedPtxError, match="2 unknown instructions") as caught:
         plan_of(parse(module("one.b32 %r0;\nmov.b32 %r0, 1;\ntwo.b32 %r0;")))
-    assert "line 13: one.b32" in str(caught.value) and "line 15: two.b32" in str(caught.value)
+    assert "line 13: one.b32" in str(caught.value)
+    assert "line 15: two.b32" in str(caught.value)
 
 
 def test_reads_constants_and_vector_registers() -> None:
@@ -117,7 +118,8 @@ def test_reads_constants_and_vector_registers() -> None:
 def test_names_in_braces_hide_outer_ones() -> None:
     program = parse(module("{ .reg .b32 %r0; L: mov.b32 %r0, 1; bra L; }\nmov.b32 %r0, 2;"))
     inner, _, outer, _ = program.instructions
-    assert isinstance(inner.operands[0], Register) and isinstance(outer.operands[0], Register)
+    assert isinstance(inner.operands[0], Register)
+    assert isinstance(outer.operands[0], Register)
     assert inner.operands[0].number != outer.operands[0].number
 
 

@@ -36,10 +36,10 @@ def natural_dtype(kind: str) -> Any:
 
 
 def storage_dtype(kind: str) -> Any:
-    """Returns the numpy type of registers that hold a PTX type."""
+    """Returns the numpy type of registers that hold a PTX type; of ``b128``, of its halves."""
     if kind == "pred":
         return np.bool_
-    return {8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64}[BITS[kind]]
+    return {8: np.uint16, 16: np.uint16, 32: np.uint32}.get(BITS[kind], np.uint64)
 
 
 def constant(value: int, dtype: Any) -> Any:
@@ -80,7 +80,7 @@ def source(
         if wider and kind != "pred" and BITS[kind] < BITS[operand.type] <= 64:
             return Source(register=operand.number, view=view, narrow=storage_dtype(kind))
         raise instruction.unknown(f"register {operand.name} of type .{operand.type} as .{kind}")
-    if isinstance(operand, Immediate):
+    if isinstance(operand, Immediate) and kind != "b128":
         return Source(lanes=_literal(operand, kind, instruction))
     if isinstance(operand, Negated) and kind == "pred":
         number = operand.register.number
@@ -216,15 +216,16 @@ _OF_WARP: dict[str, Callable[[Warp], int]] = {
     "%total_smem_size": lambda warp: len(warp.block.shared),
 }
 
+_MASKS_BY_LANE: dict[str, Callable[[int], int]] = {
+    "%lanemask_eq": lambda lane: 1 << lane,
+    "%lanemask_lt": lambda lane: (1 << lane) - 1,
+    "%lanemask_le": lambda lane: (2 << lane) - 1,
+    "%lanemask_gt": lambda lane: -(2 << lane),
+    "%lanemask_ge": lambda lane: -(1 << lane),
+}
 _LANE_MASKS = {
     name: np.array([mask(lane) & 0xFFFF_FFFF for lane in range(LANES)], np.uint32)
-    for name, mask in {
-        "%lanemask_eq": lambda lane: 1 << lane,
-        "%lanemask_lt": lambda lane: (1 << lane) - 1,
-        "%lanemask_le": lambda lane: (2 << lane) - 1,
-        "%lanemask_gt": lambda lane: -(2 << lane),
-        "%lanemask_ge": lambda lane: -(1 << lane),
-    }.items()
+    for name, mask in _MASKS_BY_LANE.items()
 }
 
 

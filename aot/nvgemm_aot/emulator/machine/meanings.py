@@ -54,12 +54,14 @@ class Computation:
         sources: Operands.
         results: Registers that take the results; None for one that is not wanted.
         view: numpy type by which results are stored, or None if the function returns that.
+        pairs: Whether the result is of ``b128``: two words a lane.
     """
 
     function: Callable[..., Any]
     sources: tuple[Source, ...]
     results: tuple[int | None, ...]
     view: Any = None
+    pairs: bool = False
 
 
 Meaning: TypeAlias = "Step | Branch | Computation"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from .operands import Label
 from .program import Instruction
 
-
 _ENDS = ("ret", "exit", "trap")
 
 

@@ -2,7 +2,7 @@
 
 A result is first rounded to odd in 53 bits: inexact results get an odd last bit. To round that
 again to 24 bits or fewer, in any mode, gives what rounding the exact result gives (Boldo and
-Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd").
+Melquiond, "Emulation of a FMA and correctly rounded sums").
 """
 
 from __future__ import annotations
@@ -87,6 +87,14 @@ def odd_f32(value: Any) -> Any:
     return np.where(inexact, cut.view(np.uint32) | 1, cut.view(np.uint32)).view(np.float32)
 
 
+_TO_WHOLE: dict[str, Callable[[Fraction], int]] = {
+    "rn": round,
+    "rz": math.trunc,
+    "rm": math.floor,
+    "rp": math.ceil,
+}
+
+
 def rounded_fraction(value: Fraction, mode: str, precision: int, least: int, most: int) -> Fraction:
     """Rounds a fraction to a binary floating-point number.
 
@@ -101,17 +109,18 @@ def rounded_fraction(value: Fraction, mode: str, precision: int, least: int, mos
     if value == 0:
         return value
     magnitude = abs(value)
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if Fraction(2) ** exponent > magnitude:
+    two = Fraction(2)
+    exponent: int = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if two**exponent > magnitude:
         exponent -= 1
-    unit = Fraction(2) ** max(exponent - precision + 1, least)
+    unit = Fraction(two ** max(exponent - precision + 1, least))
     scaled = value / unit
-    whole = {"rn": round, "rz": math.trunc, "rm": math.floor, "rp": math.ceil}[mode](scaled)
+    whole = _TO_WHOLE[mode](scaled)
     found = whole * unit
-    if abs(found) >= Fraction(2) ** most:
+    largest = Fraction(two**most)
+    if abs(found) >= largest:
         sign = 1 if found > 0 else -1
         to_zero = mode == "rz" or (mode == "rm" and sign > 0) or (mode == "rp" and sign < 0)
-        largest = Fraction(2) ** most
         found = sign * (largest - largest / 2**precision if to_zero else largest)
     return found
 
