@@ -34,7 +34,8 @@ def copied(body: str, count: int = 512, **options: object) -> tuple[np.ndarray, 
         ("b8", "", "%h1"), ("b16", "", "%h1"), ("b32", "", "%r1"), ("b64", "", "%d5"),
         ("b8", "v2", "%h1, %h2"), ("b32", "v2", "%r1, %r2"), ("b32", "v4", "%r1, %r2, %r3, %r4"),
         ("b64", "v2", "%d5, %d6"), ("b16", "v4", "%h1, %h2, %h3, %h4"), ("b128", "", "%q0"),
-        ("b32", "v8", "%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8"), ("b64", "v4", "%d5, %d6, %d7, %d8"),
+        ("b32", "v8", "%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8"),
+        ("b64", "v4", "%d5, %d6, %d7, %d8"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("through", ["global", "shared", "generic", "generic shared"])

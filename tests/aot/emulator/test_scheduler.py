@@ -171,7 +171,7 @@ def test_deadlock_says_what_each_warp_waits_for() -> None:
 
 
 def test_deadlock_of_a_cluster_barrier() -> None:
-    with pytest.raises(DeadlockError, match="waits for barrier.cluster"):
+    with pytest.raises(DeadlockError, match=r"waits for barrier\.cluster"):
         run(
             "mov.u32 %r0, %cluster_ctarank; setp.eq.b32 %p0, %r0, 0;"
             "barrier.cluster.arrive; barrier.cluster.wait;"
@@ -205,7 +205,7 @@ def test_an_endless_loop_ends_by_the_limit_with_its_place() -> None:
 
 def test_waiting_for_global_memory_that_nobody_writes_is_a_deadlock() -> None:
     body = "LOOP: ld.acquire.gpu.global.b32 %r1, [%d0]; setp.eq.b32 %p0, %r1, 0; @%p0 bra LOOP;"
-    with pytest.raises(DeadlockError, match="no warp can go on.*LOOP|no warp can go on.*line"):
+    with pytest.raises(DeadlockError, match=r"no warp can go on: .*line \d+"):
         launched(body, Schedule(quantum=3))
 
 

@@ -67,7 +67,7 @@ def source(
         kind: The type.
         instruction: The instruction that has it.
         program: The program that has that.
-        wider: Whether a register may be wider than the type, as with ``st`` and ``cvt``.
+        wider: True if a register may be wider than the type, as with ``st`` and ``cvt``.
 
     Raises:
         UnsupportedPtxError: If it is no such operand.

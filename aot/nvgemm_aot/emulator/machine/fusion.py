@@ -58,7 +58,7 @@ def joined(meanings: Meanings, begin: int, stops: frozenset[int]) -> Run:
 
 
 def never_waits(meaning: Meaning) -> bool:
-    """Whether a step was declared to return no signal."""
+    """Returns whether a step was declared to return no signal."""
     return getattr(meaning, "never_waits", False)
 
 

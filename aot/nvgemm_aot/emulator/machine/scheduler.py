@@ -35,8 +35,8 @@ class Execution:
 
     Attributes:
         program: The program that ran.
-        counts: How often a warp ran each instruction of the program.
-        findings: What was wrong and did not stop the kernel.
+        counts: Times that warps ran each instruction of the program.
+        findings: Mistakes that did not stop the kernel.
     """
 
     program: Program

@@ -30,7 +30,7 @@ def computed(
         result_kind: Type of the result.
         kinds: Types of the other operands, of which there must be as many.
         operands: Operands instead of the instruction's.
-        raw: Whether the function returns the result as registers hold it.
+        raw: True if the function returns the result as registers hold it.
 
     Raises:
         UnsupportedPtxError: If an operand does not fit.
