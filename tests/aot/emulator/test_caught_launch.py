@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import subprocess
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,17 @@ from nvgemm_aot.emulator.driver.caught_launch import (
     read_launch,
 )
 from nvgemm_aot.emulator.driver.runtime_archive import link_archive
+from nvgemm_aot.emulator.driver.stand_in import LIBRARY
 from nvgemm_aot.emulator.errors import EmulationError
 from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
 from nvgemm_aot.emulator.session.launch_limits import check_limits, cubin_of, static_shared_bytes
+from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_aot.verify.device.cubin import read_cubins
+from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
 from nvgemm_runtime.errors import DriverError, ToolchainError
+from nvgemm_runtime.gemm.target import CUDA_VERSIONS
+from nvgemm_runtime.matching.shared_library import exported_symbols
 from synthetic_cubin import KERNEL, synthetic_cubin
 
 CUBIN = synthetic_cubin()
@@ -148,7 +155,16 @@ def test_names_the_archive_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_
         link_archive("cu13", tmp_path / "driver.so", tmp_path)
 
 
-def test_says_which_function_the_stand_in_lacks(tmp_path: Path) -> None:
-    empty = tmp_path / "empty.o"
-    with pytest.raises(ToolchainError, match=r"cannot link .*static\.a with the emulated driver"):
+@pytest.mark.parametrize("cuda", CUDA_VERSIONS)
+def test_links_the_archive_of_each_cuda_version(cuda: str, tmp_path: Path) -> None:
+    stand_in = Path(str(files("nvgemm_aot.emulator.driver").joinpath(LIBRARY)))
+    exported = exported_symbols(link_archive(cuda, stand_in, tmp_path))
+    assert exported is not None
+    assert exported >= DEVICE_SYMBOLS
+
+
+def test_names_functions_that_the_stand_in_lacks(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.so"
+    subprocess.run([*c_compiler(), "-shared", "-o", empty, "-x", "c", "/dev/null"], check=True)
+    with pytest.raises(ToolchainError, match=r"(?s)cannot link .*cuda[A-Z].* the command was: "):
         link_archive("cu13", empty, tmp_path)

@@ -100,6 +100,30 @@ print(*(type(failure).__name__ for failure in emulated.failures))
     ]
 
 
+def test_bytes_between_a_results_rows_must_not_change(run: Run) -> None:
+    said = run("""
+buffer = torch.full((m, n + 16), 7.0, dtype=dtype)
+def multiply(launch, cubin, regions):
+    buffer[:, :n] = expected
+    buffer[overwritten, n + 3 :] = 8.0
+emulated._run = multiply
+for overwritten in (slice(0, 0), slice(m - 2, m)):  # the last row's end is no gap
+    try:
+        nvgemm_runtime.mm(a, b, out=buffer[:, :n])
+        print("computed")
+    except Exception as error:
+        print(type(error).__name__, str(error).split(": ", 1)[1])
+torch.testing.assert_close(buffer[:, :n], expected)
+assert len(emulated.failures) == 1
+""")
+    assert said == [
+        "computed",
+        # both bytes of 13 elements in one row
+        "MemoryAccessError writes 26 bytes between the rows of out, the first at byte "
+        f"{2 * (38 * 112 + 96 + 3)} behind its first element",
+    ]
+
+
 def test_operands_are_checked_as_for_any_kernel(run: Run) -> None:
     said = run("""
 kernel = nvgemm_runtime.explain(a, b).match.kernels[0].kernel.id
@@ -132,6 +156,23 @@ except DriverError as error:
     print(error)
 """)
     assert said == "tensors are on cuda:1; the emulated GPU takes CPU tensors"
+
+
+def test_a_loaded_cuda_runtime_is_not_called(
+    scripts: ForkedScripts, real_bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    """Torch for CUDA loads one whose functions all libraries find first."""
+    library = tmp_path / "libcudart.so.13"
+    functions = ("cudaGetDevice", "cudaLibraryLoadData", "cudaLaunchKernelExC")
+    source = "#include <stdlib.h>\n" + "".join(f"int {f}() {{ abort(); }}" for f in functions)
+    (tmp_path / "runtime.c").write_text(source)
+    command = [*c_compiler(), "-shared", "-fPIC", "-o", library, tmp_path / "runtime.c"]
+    subprocess.run(command, check=True)
+    load = f"import ctypes\nctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    multiply = "torch.testing.assert_close(nvgemm_runtime.mm(a, b), expected)\n"
+    bundle = str(real_bundles["sm_100f"])
+    done = scripts.run(load + PRELUDE + PROBLEM + multiply, bundle)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_loaded_driver_is_not_touched(scripts: ForkedScripts, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,6 +71,15 @@ def failing_instruction(error: BaseException, run: Run) -> int:
             line = trace.tb_lineno
         trace = trace.tb_next
     return run.begin + max(line - _FIRST_LINE, 0)
+
+
+def running_instruction(warp: Any) -> int:
+    """Returns the instruction that a warp runs, for functions that its meaning calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _NAME:
+        frame = frame.f_back
+    begin: int = warp.stack[-1][0]
+    return begin if frame is None else begin + frame.f_lineno - _FIRST_LINE
 
 
 _NAME = "<joined instructions>"

@@ -48,7 +48,7 @@ class EmulatedDevice:
     Attributes:
         profile: Its product.
         calls: Kernel calls, in order. A failed one is among them.
-        failures: Exceptions from `Run`, in order: compiled code may hide one by falling back to
+        failures: Failed calls' exceptions, in order: compiled code may hide one by falling back to
             ATen.
     """
 
@@ -94,15 +94,17 @@ class EmulatedDevice:
         self._driver.failure = None
         try:
             yield
+            if self._driver.failure is not None:
+                raise self._driver.failure
+            if unsupported := self._driver.unsupported():
+                raise DriverError(
+                    f"kernel {kernel_id[:12]}: the emulated driver lacks {', '.join(unsupported)}"
+                )
+        except BaseException as failure:
+            self.failures.append(failure)
+            raise
         finally:
             self._thread.call = None
-        if self._driver.failure is not None:
-            self.failures.append(self._driver.failure)
-            raise self._driver.failure
-        if unsupported := self._driver.unsupported():
-            raise DriverError(
-                f"kernel {kernel_id[:12]}: the emulated driver lacks {', '.join(unsupported)}"
-            )
 
     def _launch(self, launch: CaughtLaunch) -> None:
         call = getattr(self._thread, "call", None)

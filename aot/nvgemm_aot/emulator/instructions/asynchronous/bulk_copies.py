@@ -147,6 +147,7 @@ def _begin_load(
     grid = warp.block.cluster.grid
     block.check_shared(offset, size, "copies to")
     operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, waiter_offset, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")
@@ -210,6 +211,7 @@ def _begin_send(
 ) -> None:
     grid, own = warp.block.cluster.grid, warp.block
     operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, waiter_offset, asynchronous=True)
 
     def arrive() -> None:
         check_running(own, "reads")

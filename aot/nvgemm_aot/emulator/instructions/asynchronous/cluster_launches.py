@@ -18,6 +18,8 @@ from .late_effects import check_running, later
 
 _RESPONSE_BYTES = 16
 _CANCELED = 1
+_NO_BLOCK = 0x7FFF_FFFF
+"""Place of a block where none was cancelled, which a kernel may read, but must not use."""
 
 
 @decodes("clusterlaunchcontrol.try_cancel")
@@ -55,7 +57,7 @@ def _try_cancel(instruction: Instruction, program: Program) -> Step:
 def _encode(first: Extent | None) -> bytes:
     """Encodes the first block of a cancelled cluster, or that there was none to cancel."""
     if first is None:
-        return bytes(_RESPONSE_BYTES)
+        return np.array([0, *[_NO_BLOCK] * 3], np.uint32).tobytes()
     return np.array([_CANCELED, *first], np.uint32).tobytes()
 
 
@@ -70,6 +72,7 @@ def _respond(
     grid = warp.block.cluster.grid
     block.check_shared(offset, _RESPONSE_BYTES, "writes")
     operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, barrier, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")
@@ -99,6 +102,7 @@ def _is_canceled(instruction: Instruction, program: Program) -> Step:
 
 @decodes(*(f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{axis}" for axis in "xyz"))
 def _first_block(instruction: Instruction, program: Program) -> Step:
+    """Decodes a query; that of a cluster that was not cancelled has no defined result."""
     qualifiers = Qualifiers(instruction)
     qualifiers.one_of("query_cancel")
     axis = "xyz".index(qualifiers.next()[-1])
@@ -110,7 +114,6 @@ def _first_block(instruction: Instruction, program: Program) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         words = np.ascontiguousarray(value(warp)).view(np.uint32).reshape(LANES, 4)
-        # Kernels read it before they look whether a cluster was cancelled; then it means nothing.
         warp.put(to, words[:, 1 + axis].copy(), mask)
 
     return step

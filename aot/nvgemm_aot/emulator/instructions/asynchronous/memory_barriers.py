@@ -106,6 +106,7 @@ def _inval(qualifiers: Qualifiers, instruction: Instruction, program: Program) -
         for lane in active_lanes(mask):
             block, offset = locate(warp, place(warp, lane))
             block.barrier_at(offset)
+            warp.block.cluster.grid.ordering.use_barrier(warp, block, offset)
             del block.barriers[offset]
 
     return step
@@ -131,11 +132,13 @@ def _arrive(
 
     def step(warp: Warp, mask: Mask) -> None:
         grid = warp.block.cluster.grid
-        clock = None if relaxed else grid.ordering.release(warp)
+        ordering = grid.ordering
+        clock = ordering.release_relaxed(warp) if relaxed else ordering.release(warp)
         states = np.zeros(LANES, np.uint64) if to is not None else None
         for lane in active_lanes(mask):
             block, offset = locate(warp, place(warp, lane))
             barrier = block.barrier_at(offset)
+            ordering.use_barrier(warp, block, offset)
             value = 1 if number is None else int(number(warp)[lane])
             if states is not None:
                 states[lane] = barrier.phase << _PENDING_BITS | barrier.pending
@@ -180,6 +183,7 @@ def _expect_tx(qualifiers: Qualifiers, instruction: Instruction, program: Progra
             block, offset = locate(warp, place(warp, lane))
             count = int(size(warp)[lane])
             _bounded(count, 0, TRANSACTION_LIMIT, "the number of bytes to expect")
+            warp.block.cluster.grid.ordering.use_barrier(warp, block, offset)
             block.barrier_at(offset).expect(count)
 
     return step
@@ -193,6 +197,7 @@ def _complete_tx(qualifiers: Qualifiers, instruction: Instruction, program: Prog
         for lane in active_lanes(mask):
             block, offset = locate(warp, place(warp, lane))
             count = int(size(warp)[lane])
+            grid.ordering.use_barrier(warp, block, offset)
             grid.progress += block.barrier_at(offset).complete(grid.ordering, None, count)
 
     return step
@@ -218,6 +223,8 @@ def _wait(
     def over(warp: Warp, lane: int) -> bool:
         block, offset = locate(warp, place(warp, lane))
         barrier = block.barrier_at(offset)
+        ordering = warp.block.cluster.grid.ordering
+        ordering.use_barrier(warp, block, offset)
         value = int(phase(warp)[lane])
         if parity:
             wanted = _bounded(value, 0, 1, "the parity of a phase")
@@ -227,8 +234,10 @@ def _wait(
             passed = barrier.phase > wanted
         if not passed:
             warp.waiting = _Wait(barrier, block, offset, wanted)
-        elif not relaxed:
-            warp.block.cluster.grid.ordering.acquire(warp, barrier.passed)
+        elif relaxed:
+            ordering.acquire_relaxed(warp, barrier.passed)
+        else:
+            ordering.acquire(warp, barrier.passed)
         return passed
 
     def step(warp: Warp, mask: Mask) -> str | None:

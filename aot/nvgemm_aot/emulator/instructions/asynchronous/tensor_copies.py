@@ -184,6 +184,7 @@ def _begin_load(
     size = sum(tile.shared_bytes for tile in tiles)
     chunks = chunks_of(block, offset, size, tiles[0].tensor.swizzle)
     operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, waiter, waiter_offset, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")

@@ -31,7 +31,7 @@ def _fence(instruction: Instruction, program: Program) -> Step:
     else:
         qualifiers.one_of(*_SCOPES)
     qualifiers.end()
-    return _nothing
+    return _full_fence
 
 
 def _proxy_fence(qualifiers: Qualifiers, instruction: Instruction) -> Step:
@@ -58,7 +58,12 @@ def _memory_barrier(instruction: Instruction, program: Program) -> Step:
         return _proxy_fence(qualifiers, instruction)
     qualifiers.one_of("cta", "gl", "sys")
     qualifiers.end()
-    return _nothing
+    return _full_fence
+
+
+@going_on
+def _full_fence(warp: Warp, mask: Mask) -> None:
+    warp.block.cluster.grid.ordering.fence(warp)
 
 
 @going_on

@@ -87,8 +87,11 @@ def _dealloc(instruction: Instruction, program: Program) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(mask)
-        warp.block.tensor.free(int(place(warp)[0]), int(count(warp)[0]))
-        warp.block.cluster.grid.progress += 1
+        first, columns = int(place(warp)[0]), int(count(warp)[0])
+        warp.block.tensor.free(first, columns)
+        grid = warp.block.cluster.grid
+        grid.ordering.tensor_free(warp, warp.block, slice(first, first + columns))
+        grid.progress += 1
 
     return step
 

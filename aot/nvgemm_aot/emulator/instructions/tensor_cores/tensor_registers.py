@@ -1,8 +1,8 @@
 """Loads and stores of tensor memory (PTX ISA, "tcgen05.ld", "tcgen05.st", "Data Movement Shape").
 
-A load's registers hold their values at once. The manual says that they are undefined before
-``tcgen05.wait::ld``, but NVIDIA's compiler uses them earlier, or without it: GPUs wait for a
-register that is used. Where a kernel has no ``wait::ld``, a load is over when it is issued.
+The manual lets nobody use a load's registers before ``tcgen05.wait::ld``. PTX as NVVM makes it does,
+since ptxas makes instructions wait for registers: so they hold the values at once here. That the load
+has read tensor memory is known behind the wait, or at once in PTX that never waits.
 """
 
 from __future__ import annotations
@@ -150,15 +150,21 @@ def _decode(
 def _load(instruction: Instruction, program: Program) -> Step:
     access, values = _decode(instruction, program, "ld", "pack::16b")
     registers = [_register(each, instruction) for each in values.elements]
-    is_awaited = any(each.qualifiers[:1] == ("wait::ld",) for each in program.instructions)
+    waits = any(
+        each.opcode == "tcgen05" and each.qualifiers[0] == "wait::ld"
+        for each in program.instructions
+    )
 
     def step(warp: Warp, mask: Mask) -> None:
         whole_warp(mask)
         (lanes, columns), lane_range, column_range = access.locate(warp)
-        block, ordering = warp.block, warp.block.cluster.grid.ordering
+        block, grid = warp.block, warp.block.cluster.grid
         block.tensor.check(lane_range, column_range, "reads")
-        operation = ordering.begin(warp)
-        ordering.tensor_read(
+        pending = _Pending()
+        loads: list[_Pending] = warp.memory.setdefault("tensor loads", [])
+        loads.append(pending)
+        operation = grid.ordering.begin(warp)
+        grid.ordering.tensor_read(
             operation,
             block,
             slice(lane_range.start, lane_range.stop),
@@ -167,16 +173,14 @@ def _load(instruction: Instruction, program: Program) -> Step:
         cells = block.tensor.cells
         found = cells[lanes, columns]
         if access.packed:
-            low = found & np.uint32(0xFFFF)
-            found = low | cells[lanes, columns + 1] << np.uint32(16)
+            found = found & np.uint32(0xFFFF) | cells[lanes, columns + 1] << np.uint32(16)
         for register, value in zip(registers, found):
             warp.put(register, value, FULL)
-        clock = ordering.finish(operation)
-        if is_awaited:
-            loads: list[_Pending] = warp.memory.setdefault("tensor loads", [])
-            loads.append(_Pending(is_done=True, clock=clock))
-        else:
-            ordering.acquire(warp, clock)
+        pending.clock = grid.ordering.finish(operation)
+        pending.is_done = True
+        grid.progress += 1
+        if not waits:
+            _complete(warp, loads)
 
     return step
 
@@ -239,10 +243,14 @@ def _wait(instruction: Instruction, program: Program) -> Step:
             warp.waiting = f"{len(accesses)} {key}"
             return RETRY
         warp.waiting = None
-        ordering = warp.block.cluster.grid.ordering
-        for each in accesses:
-            ordering.acquire(warp, each.clock)
-        accesses.clear()
+        _complete(warp, accesses)
         return None
 
     return step
+
+
+def _complete(warp: Warp, accesses: list[_Pending]) -> None:
+    """Orders accesses before what a warp does next."""
+    for each in accesses:
+        warp.block.cluster.grid.ordering.acquire(warp, each.clock)
+    accesses.clear()

@@ -51,6 +51,8 @@ def issue(
 def commit(warp: Warp, instruction: Instruction, barriers: list[tuple[Block, int]]) -> None:
     """Arrives at memory barriers once all work that a warp gave before is done."""
     grid = warp.block.cluster.grid
+    for block, offset in barriers:
+        grid.ordering.use_barrier(warp, block, offset, asynchronous=True)
 
     def run() -> None:
         clock = warp.memory.get(_KEY)
