@@ -80,6 +80,13 @@ def test_remote_arrivals_reach_the_other_block():
     )
 
 
+def test_arrivals_behind_copies_count_unless_they_were_not_expected():
+    arrive = "cp.async.mbarrier.arrive{}.shared.b64 [smem];\n"
+    run(INIT + arrive.format(".noinc") + wait(0), threads=1)
+    with pytest.raises(DeadlockError, match="1 of 1 arrivals"):
+        run(INIT + arrive.format("") + wait(0), threads=1)
+
+
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [

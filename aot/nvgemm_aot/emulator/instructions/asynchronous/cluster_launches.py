@@ -18,6 +18,8 @@ from .late_effects import check_running, later
 
 _RESPONSE_BYTES = 16
 _CANCELED = 1
+_NO_BLOCK = 0x7FFF_FFFF
+"""Place of a block where none was cancelled, which a kernel may read, but must not use."""
 
 
 @decodes("clusterlaunchcontrol.try_cancel")
@@ -55,7 +57,7 @@ def _try_cancel(instruction: Instruction, program: Program) -> Step:
 def _encode(first: Extent | None) -> bytes:
     """Encodes the first block of a cancelled cluster, or that there was none to cancel."""
     if first is None:
-        return bytes(_RESPONSE_BYTES)
+        return np.array([0, *[_NO_BLOCK] * 3], np.uint32).tobytes()
     return np.array([_CANCELED, *first], np.uint32).tobytes()
 
 

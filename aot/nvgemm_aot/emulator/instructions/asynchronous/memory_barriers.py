@@ -279,6 +279,31 @@ def _pending_count(qualifiers: Qualifiers, instruction: Instruction, program: Pr
     return step
 
 
+@decodes("cp.async.mbarrier.arrive")
+def _arrive_behind_copies(instruction: Instruction, program: Program) -> Step:
+    """Decodes the arrival of a thread's ``cp.async`` copies, all of which were made at once."""
+    qualifiers = Qualifiers(instruction)
+    for name in ("async", "mbarrier", "arrive"):
+        qualifiers.one_of(name)
+    counted = qualifiers.flag("noinc")
+    generic = _own_space(qualifiers)
+    qualifiers.one_of("b64")
+    qualifiers.end()
+    (where,) = _operands(instruction, 1)
+    place = shared_address(where, instruction, program, generic=generic)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        grid = warp.block.cluster.grid
+        clock = grid.ordering.release(warp)
+        for lane in active_lanes(mask):
+            block, offset = locate(warp, place(warp, lane))
+            barrier = block.barrier_at(offset)
+            barrier.pending += not counted
+            grid.progress += barrier.arrive(grid.ordering, clock)
+
+    return step
+
+
 _DECODERS: dict[str, Callable[[Qualifiers, Instruction, Program], Step]] = {
     "init": _init,
     "inval": _inval,
