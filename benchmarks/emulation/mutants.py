@@ -22,18 +22,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recorded_kernels import RecordedKernel, record_kernels  # noqa: E402
+from recorded_kernels import RecordedKernel, record_kernels
 
-from nvgemm_aot.emulator.machine.launch import Schedule  # noqa: E402
-from nvgemm_aot.emulator.mutants.changes import Kind, changed, removed  # noqa: E402
-from nvgemm_aot.emulator.mutants.fence_uses import FenceUses  # noqa: E402
-from nvgemm_aot.emulator.mutants.verdict import (  # noqa: E402
+from nvgemm_aot.emulator.machine.launch import Schedule
+from nvgemm_aot.emulator.mutants.changes import Kind, changed, removed
+from nvgemm_aot.emulator.mutants.fence_uses import FenceUses
+from nvgemm_aot.emulator.mutants.verdict import (
+    Effects,
     Outcome,
     Survival,
+    effects_of,
     judge,
     why_survived,
 )
-from nvgemm_aot.emulator.ptx.program import Instruction  # noqa: E402
+from nvgemm_aot.emulator.ptx.program import Instruction
 
 _RUNAWAY = 4
 """A mutant that runs this many times the kernel's instructions counts as one that never ends."""
@@ -55,6 +57,10 @@ _kernels: list[RecordedKernel] = []
 """Filled before worker processes are forked, which then have the same memory."""
 
 
+_effects: dict[int, Effects] = {}
+"""Each kernel's own effects, in a worker that has needed them."""
+
+
 def _schedules(kernel: RecordedKernel) -> list[Schedule]:
     limit = _RUNAWAY * kernel.launch.execution.warp_instructions
     return [Schedule(limit=limit), Schedule(seed=1, delay=4, limit=limit)]
@@ -68,7 +74,7 @@ def is_synchronisation(instruction: Instruction) -> bool:
     if instruction.opcode == "cp":
         return bool({"commit_group", "wait_group"}.intersection(names))
     if instruction.opcode == "mbarrier":
-        return names[0] in ("try_wait", "test_wait", "arrive")
+        return names[0] in ("try_wait", "test_wait")
     if instruction.opcode == "tcgen05":
         return names[0].startswith(("commit", "wait", "fence"))
     return False
@@ -93,7 +99,10 @@ def run_mutant(job: Job) -> dict[str, object]:
         verdict = judge(recorded, program, _schedules(kernel))
         record |= {"outcome": verdict.outcome.value, "message": verdict.message[:200]}
         if verdict.outcome is Outcome.SURVIVED:
-            record["survival"] = why_survived(recorded, program, job.place).value
+            if job.kernel not in _effects:
+                _effects[job.kernel] = effects_of(recorded, recorded.program)
+            reason = why_survived(recorded, program, job.place, _effects[job.kernel])
+            record["survival"] = reason.value
     except Exception as error:  # a fault of the emulator, which the record shows
         record |= {"outcome": "emulator's fault", "message": f"{type(error).__name__}: {error}"}
     return record
@@ -105,14 +114,17 @@ def run_removal(job: Job) -> dict[str, object]:
     recorded = kernel.launch
     instruction = recorded.program.instructions[job.place]
     program = removed(recorded.program, job.place)
-    verdict = judge(recorded, program, _schedules(kernel))
     record: dict[str, object] = {
         "kernel": kernel.kernel.operator,
         "line": instruction.line,
         "instruction": instruction.text[:80],
-        "outcome": verdict.outcome.value,
-        "message": verdict.message[:200],
     }
+    try:
+        verdict = judge(recorded, program, _schedules(kernel))
+    except Exception as error:  # a fault of the emulator, which the record shows
+        message = f"{type(error).__name__}: {error}"
+        return record | {"outcome": "emulator's fault", "message": message}
+    record |= {"outcome": verdict.outcome.value, "message": verdict.message[:200]}
     if verdict.outcome is Outcome.SURVIVED:
         uses = FenceUses()
         recorded.replay(recorded.program, ordering=uses)
@@ -145,6 +157,20 @@ def _removals() -> Iterator[Job]:
                 yield Job(number, place, Kind.REMOVED, 0)
 
 
+def _recorded(path: Path | None) -> list[dict[str, object]]:
+    """Returns the records of an earlier run, which this one goes on with."""
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _name(job: Job, fences: bool) -> tuple[object, ...]:
+    kernel = _kernels[job.kernel]
+    line = kernel.launch.program.instructions[job.place].line
+    change = (None, None) if fences else (job.kind.value, job.seed)
+    return (kernel.kernel.operator, line, *change)
+
+
 def summary(records: Sequence[dict[str, object]]) -> dict[str, object]:
     """Returns counts by outcome, and the share caught of those that are not equivalent."""
     outcomes = collections.Counter(each.get("outcome") for each in records)
@@ -172,7 +198,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--fences", action="store_true", help="remove fences instead")
     parser.add_argument("--kernels", type=int, default=10, help="kernels, the shortest launches")
-    parser.add_argument("--record", type=Path, help="file to append the records to")
+    parser.add_argument(
+        "--record", type=Path, help="file to append records to; those in it are not repeated"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for each in record_kernels(arguments.directory):
@@ -183,8 +211,11 @@ def main() -> None:
     _kernels.sort(key=lambda each: each.launch.execution.warp_instructions)
     del _kernels[arguments.kernels :]
     jobs = list(_removals() if arguments.fences else _mutants(arguments.count, arguments.seed))
+    random.Random(arguments.seed).shuffle(jobs)
     work = run_removal if arguments.fences else run_mutant
-    records = []
+    records = _recorded(arguments.record)
+    done = {(each["kernel"], each["line"], each.get("kind"), each.get("seed")) for each in records}
+    jobs = [job for job in jobs if _name(job, arguments.fences) not in done]
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         for record in pool.imap_unordered(work, jobs):
             records.append(record)

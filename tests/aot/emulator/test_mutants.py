@@ -90,8 +90,8 @@ def test_removed_instructions_are_judged(recorded, text, outcome):
     ("text", "kind", "survival"),
     [
         ("prefetch", Kind.REMOVED, Survival.PERFORMANCE),
-        ("add.u32 %r5", Kind.QUALIFIER, Survival.SAME_VALUES),
-        ("bra LOOP", Kind.PREDICATE, Survival.MISSED),
+        ("add.u32 %r5", Kind.QUALIFIER, Survival.SAME_EFFECTS),
+        ("bra LOOP", Kind.PREDICATE, Survival.SAME_EFFECTS),
     ],
 )
 def test_survivors_are_classified(recorded, text, kind, survival):
