@@ -48,3 +48,8 @@ class KeptPrograms:
                 f"{program.entry}; the PTX is another kernel's"
             )
         return program
+
+    def only_program(self, payload: bytes) -> Program:
+        """Returns the program of a payload with one cubin, whose PTX was added."""
+        [cubin] = read_cubins(payload)
+        return self(cubin, cubin.kernels[0].name)
