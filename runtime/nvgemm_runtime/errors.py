@@ -151,6 +151,12 @@ class SuspectError(NvgemmError):
     exit_code = 25
 
 
+class EmulatedKernelError(NvgemmError):
+    """``emulate``: a kernel computes a wrong result, or does what no kernel must do."""
+
+    exit_code = 27
+
+
 class RankingsError(NvgemmError):
     """A file of rankings or confirmations is damaged or of another format, or fits no target.
 

@@ -18,7 +18,7 @@ from gemm_reference import (
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from every_signature import EVERY_SIGNATURE
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype

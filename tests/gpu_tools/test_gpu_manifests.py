@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from every_signature import EVERY_SIGNATURE
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import provider_of
 from nvgemm_aot.pipeline.target_plan import look_up_plan, make_plan

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 
 import cpu_provider
 import tuning_bench
-from every_signature import EVERY_SIGNATURE
 from explained_rows import is_called_by_aten
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.workload import find_bundles

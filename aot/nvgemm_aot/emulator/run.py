@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .instructions.decoding import decode_program
+from .instructions.decoding import plan_of
 from .machine.global_memory import GlobalMemory
 from .machine.hierarchy import Grid
 from .machine.launch import Launch, Schedule
 from .machine.ordering import Ordering
 from .machine.scheduler import Execution, Scheduler
 from .ptx.program import Program
+from .races.detector import RaceDetector
 
 
 def execute(
@@ -26,5 +27,5 @@ def execute(
         MemoryAccessError: If the kernel reads or writes outside its memory.
         EmulationError: If it does something else that it must not do.
     """
-    grid = Grid(program, launch, memory, schedule or Schedule(), ordering or Ordering())
-    return Scheduler(grid, decode_program(program)).run()
+    grid = Grid(program, launch, memory, schedule or Schedule(), ordering or RaceDetector())
+    return Scheduler(grid, plan_of(program)).run()

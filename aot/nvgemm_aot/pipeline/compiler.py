@@ -33,6 +33,7 @@ from ..providers import (
     versions_of,
 )
 from ..providers.cute_dsl import LAUNCHER, cute_setup
+from ..providers.cute_dsl.kept_ptx import collected_ptx
 from ..storage import temporary_directory
 from ..storage.build_cache import Cache, CacheEntry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
@@ -42,6 +43,7 @@ from ..targets.profile import DeviceProfile
 from ..verify.device.cubin import foreign_cuda_versions, spilled_bytes
 from . import linker
 from .compiler_limits import compile_limit_seconds
+from .ptx_store import read_ptx, store_ptx
 from .workers import (
     TimeLimitExceeded,
     WorkerDied,
@@ -72,12 +74,14 @@ class Task:
     """One kernel to compile.
 
     The candidate's design holds the cluster limits that are compiled in. ``key`` is the cache key:
-    a digest of everything that shapes the code.
+    a digest of everything that shapes the code. With ``keeps_ptx``, the PTX is stored beside the
+    kernel, and a kernel that was cached without it is compiled again.
     """
 
     candidate: Candidate
     target: BuildTarget
     key: str
+    keeps_ptx: bool = False
 
     @property
     def process_kind(self) -> ProcessKind:
@@ -283,8 +287,8 @@ def compile_all(
 
     Workers store each kernel at once, so an interrupted build resumes where it stopped.
 
-    Several tasks may share a key. ``progress`` is called at the start (with 0 done) and after each
-    kernel. Starts compiler processes unless ``workers`` already run.
+    Several tasks may share a key, if none or all keep PTX. ``progress`` is called at the start (with
+    0 done) and after each kernel. Starts compiler processes unless ``workers`` already run.
 
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a
@@ -292,7 +296,11 @@ def compile_all(
         ToolchainError: If the builder is incomplete.
     """
     unique = {task.key: task for task in tasks}
-    kernels = {key: entry for key in unique if (entry := cache.read(key)) is not None}
+    kernels = {
+        key: entry
+        for key, task in unique.items()
+        if (entry := cache.read(key)) is not None and not lacks_ptx(task, cache)
+    }
     missing = [task for key, task in unique.items() if key not in kernels]
     if not missing:
         return Compilation(kernels=kernels, compiled=0, failures=())
@@ -322,6 +330,11 @@ def compile_all(
         compiled=compiled,
         failures=tuple(failed[key] for key in unique if key in failed),
     )
+
+
+def lacks_ptx(task: Task, cache: Cache) -> bool:
+    """Returns True if a task keeps PTX that the cache does not have."""
+    return task.keeps_ptx and read_ptx(task.key, cache) is None
 
 
 def _read_compiled(task: Task, cache: Cache) -> CacheEntry:
@@ -398,7 +411,7 @@ def _run_task(task: Task, directory: Path) -> TaskResult:
     with contextlib.ExitStack() as stack:
         with clock_stopped():  # waiting for another process must not count
             stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
-        if cache.get(task.key) is not None:
+        if cache.get(task.key) is not None and not lacks_ptx(task, cache):
             return TaskResult(was_there=True)
         sweep_partials_of(cache.path(task.key))
         reason = _compile_and_store(task, cache)
@@ -407,8 +420,11 @@ def _run_task(task: Task, directory: Path) -> TaskResult:
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:
     """Compiles, links and stores a kernel; returns the failure reason, or None on success."""
+    provider = _worker_provider(task.candidate.provider)
+    ptx: list[str] = []
     try:
-        relocatable = _worker_provider(task.candidate.provider).compile(task.candidate, task.target)
+        with collected_ptx() if task.keeps_ptx else contextlib.nullcontext(ptx) as ptx:
+            relocatable = provider.compile(task.candidate, task.target)
         payload = linker.link(relocatable, task.candidate.calling_convention, task.target.target)
     except CompileError as error:
         return str(error)
@@ -431,5 +447,9 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
             f"{', '.join(others)}, target {target.key} needs {target.cuda}; provider "
             f"{task.candidate.provider} must call cute_dsl.set_environment() before it compiles"
         )
+    if task.keeps_ptx:
+        reason = store_ptx(task.key, ptx, payload, cache)
+        if reason is not None:
+            return f"{task.candidate.operator}: {reason}"
     cache.put(task.key, payload)
     return None

@@ -33,6 +33,7 @@ from .base import (
     RuntimeModel,
 )
 from .cute_dsl.cute_setup import installed_versions
+from .cute_dsl.kept_ptx import keep_ptx
 from .discovery import GROUP
 from .heuristics.estimates import matmul_heuristics
 
@@ -72,6 +73,7 @@ __all__ = [
     "ToolchainError",
     "extra_roles",
     "installed_versions",
+    "keep_ptx",
     "matmul_heuristics",
     "role_dtype",
     "role_shape",

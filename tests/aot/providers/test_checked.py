@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from every_signature import EVERY_SIGNATURE
 from fake_provider import FakeProvider, candidate
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.pipeline.pipeline import build
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection, load_provider

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from every_signature import EVERY_SIGNATURE
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.providers.quack import (
     _absence_reason,
     _offered_designs,

@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cpu_provider
 import nvgemm_runtime
-from every_signature import EVERY_SIGNATURE
 from installed_bundles import use
 from nvgemm_aot.bundle.content import BundleContent, read_content
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..machine.scheduler import Branch
+from ..machine.meanings import Branch
 from ..ptx.operands import Label
 from ..ptx.program import Instruction, Program
 from .registry import Qualifiers, decodes

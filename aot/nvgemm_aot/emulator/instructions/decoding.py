@@ -1,28 +1,106 @@
-"""Decodes a program: what each of its instructions does."""
+"""Decodes a program: gives each of its instructions a meaning."""
 
 from __future__ import annotations
 
-from ..machine.scheduler import Steps
-from ..ptx.program import Program
-from . import control, integers
-from .registry import decode
+import weakref
 
-_FAMILIES = (control, integers)
+from ..errors import UnsupportedPtxError
+from ..machine.meanings import Meanings
+from ..machine.scheduler import Plan
+from ..ptx.program import Program
+from . import control
+from .asynchronous import (
+    bulk_copies,
+    bulk_groups,
+    cluster_launches,
+    memory_barriers,
+    tensor_copies,
+)
+from .plain import (
+    arithmetic,
+    bits,
+    block_sync,
+    comparisons,
+    conversions,
+    copies,
+    elementary,
+    fences,
+    hints,
+    loads,
+    matrix_moves,
+    moves,
+    warp_votes,
+)
+from .registry import decode
+from .tensor_cores import (
+    shared_to_tensor,
+    tensor_allocation,
+    tensor_commits,
+    tensor_multiply,
+    tensor_registers,
+    warp_group_multiply,
+)
+
+_FAMILIES = (
+    bulk_copies,
+    bulk_groups,
+    cluster_launches,
+    memory_barriers,
+    tensor_copies,
+    shared_to_tensor,
+    tensor_allocation,
+    tensor_commits,
+    tensor_multiply,
+    tensor_registers,
+    warp_group_multiply,
+    arithmetic,
+    bits,
+    block_sync,
+    comparisons,
+    control,
+    conversions,
+    copies,
+    elementary,
+    fences,
+    hints,
+    loads,
+    matrix_moves,
+    moves,
+    warp_votes,
+)
 """Modules that register decoders when they are imported."""
 
+_PLANS: weakref.WeakKeyDictionary[Program, Plan] = weakref.WeakKeyDictionary()
 
-def decode_program(program: Program) -> Steps:
-    """Returns what each instruction does, and the predicate that decides whether it does.
+
+def plan_of(program: Program) -> Plan:
+    """Returns the decoded program, which is kept as long as the program.
 
     Raises:
-        UnsupportedPtxError: If an instruction is not known.
+        UnsupportedPtxError: If instructions are not known; names all of them.
     """
+    if (plan := _PLANS.get(program)) is None:
+        plan = _PLANS[program] = Plan(program, _decode_all(program))
+    return plan
+
+
+def _decode_all(program: Program) -> Meanings:
     assert _FAMILIES
-    return [
-        (
-            decode(instruction, program),
-            None if instruction.predicate is None else instruction.predicate.number,
-            instruction.negated,
+    meanings, unknown = [], []
+    for instruction in program.instructions:
+        try:
+            meaning = decode(instruction, program)
+        except UnsupportedPtxError as error:
+            unknown.append(str(error))
+            continue
+        predicate = instruction.predicate
+        meanings.append(
+            (meaning, None if predicate is None else predicate.number, instruction.negated)
         )
-        for instruction in program.instructions
-    ]
+    if len(unknown) == 1:
+        raise UnsupportedPtxError(unknown[0])
+    if unknown:
+        raise UnsupportedPtxError(
+            f"{len(unknown)} unknown instructions: " + "; ".join(dict.fromkeys(unknown))
+        )
+    return meanings

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ..machine.scheduler import Branch, Step
+from ..machine.meanings import Meaning
 from ..ptx.program import Instruction, Program
 
-Decoder: TypeAlias = Callable[[Instruction, Program], "Step | Branch"]
+Decoder: TypeAlias = Callable[[Instruction, Program], Meaning]
 
 _DECODERS: dict[str, Decoder] = {}
 
 
 def decodes(*opcodes: str) -> Callable[[Decoder], Decoder]:
-    """Registers a function as the decoder of some opcodes."""
+    """Registers a function as the decoder of some opcodes.
+
+    An opcode may include the first qualifiers, such as ``cp.async.bulk``; the longest match wins.
+    """
 
     def register(decoder: Decoder) -> Decoder:
         for opcode in opcodes:
@@ -25,16 +28,17 @@ def decodes(*opcodes: str) -> Callable[[Decoder], Decoder]:
     return register
 
 
-def decode(instruction: Instruction, program: Program) -> Step | Branch:
+def decode(instruction: Instruction, program: Program) -> Meaning:
     """Returns what an instruction does.
 
     Raises:
         UnsupportedPtxError: If its opcode or a qualifier is not known.
     """
-    decoder = _DECODERS.get(instruction.opcode)
-    if decoder is None:
-        raise instruction.unknown(f"opcode {instruction.opcode}")
-    return decoder(instruction, program)
+    names = (instruction.opcode, *instruction.qualifiers)
+    for count in range(len(names), 0, -1):
+        if (decoder := _DECODERS.get(".".join(names[:count]))) is not None:
+            return decoder(instruction, program)
+    raise instruction.unknown(f"opcode {instruction.opcode}")
 
 
 class Qualifiers:

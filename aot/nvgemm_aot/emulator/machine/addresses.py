@@ -16,3 +16,6 @@ PARAMETER_WINDOW = 0x7F00_0000_0000_0000
 
 SHARED_WINDOW = 0x7E00_0000_0000_0000
 """Generic address at which the shared window begins."""
+
+WINDOW_SHIFT = 56
+"""Bit from which on generic addresses name a window."""

@@ -45,18 +45,25 @@ class GlobalMemory:
                 raise MemoryAccessError(f"{before.name} and {after.name} overlap in memory")
         self._last = self.regions[0] if self.regions else None
 
+    def holding(self, first: int, last: int) -> Region | None:
+        """Returns the region that holds the bytes from ``first`` to ``last``, or None."""
+        found = self._last
+        if found is None or not found.address <= first <= last < found.end:
+            found = next((each for each in self.regions if each.address <= first < each.end), None)
+            if found is None or last >= found.end:
+                return None
+            self._last = found
+        return found
+
     def find(self, first: int, last: int, *, writes: bool = False) -> Region:
         """Returns the region that holds the bytes from address ``first`` to ``last``.
 
         Raises:
             MemoryAccessError: If none does, or it must not be written.
         """
-        found = self._last
-        if found is None or not found.address <= first <= last < found.end:
-            found = next((each for each in self.regions if each.address <= first < each.end), None)
-            if found is None or last >= found.end:
-                raise MemoryAccessError(self._outside(first, last, writes))
-            self._last = found
+        found = self.holding(first, last)
+        if found is None:
+            raise MemoryAccessError(self._outside(first, last, writes))
         if writes and not found.writable:
             raise MemoryAccessError(f"writes {found.name}, which must only be read")
         return found

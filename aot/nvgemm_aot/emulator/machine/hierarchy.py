@@ -21,6 +21,9 @@ from .named_barriers import NamedBarriers
 from .ordering import Clock, Ordering
 from .tensor_memory import TensorMemory
 
+_BARRIER_MARK = 0x6D62_6172_7269_0000
+"""Opaque content of a live memory barrier, to which its offset is added."""
+
 
 class Warp:
     """A warp.
@@ -29,7 +32,7 @@ class Warp:
         registers: One array of 32 lanes for each register; of ``b128``, 32 pairs.
         stack: ``[next instruction, lanes, where they come together]``, outermost first; the last
             entry runs.
-        waiting: What it waits for, for messages, or None.
+        waiting: What it waits for, as messages print it, or None.
         parked: Whether it waits until somebody clears this.
         memory: Where extensions keep what belongs to a warp, by their names.
     """
@@ -43,7 +46,7 @@ class Warp:
         self.stack: list[list[Any]] = [[0, lanes, len(program.instructions)]]
         self.done = False
         self.parked = False
-        self.waiting: str | None = None
+        self.waiting: object = None
         self.memory: dict[str, Any] = {}
 
     def put(self, register: int, value: Any, mask: Mask) -> None:
@@ -67,6 +70,7 @@ class Block:
         index: Its place in the grid, ``place`` in its cluster, along x, y, z.
         rank: Its number in the cluster.
         shared: Bytes of its shared memory, static variables first.
+        shared_cells: The same bytes and padding, which makes them whole units of any access.
         barriers: Memory barriers by their offsets in it.
     """
 
@@ -79,7 +83,9 @@ class Block:
         self.place = place
         self.rank = rank
         dynamic = max(program.shared_symbols.values(), default=program.static_shared_bytes)
-        self.shared = np.zeros(dynamic + launch.shared_bytes, np.uint8)
+        size = dynamic + launch.shared_bytes
+        self.shared_cells = np.zeros(-(-size // 128) * 128, np.uint8)
+        self.shared = self.shared_cells[:size]
         self.barriers: dict[int, MemoryBarrier] = {}
         self.named = NamedBarriers()
         self.tensor = TensorMemory()
@@ -124,7 +130,54 @@ class Block:
                 f"uses a memory barrier at offset {offset} of the shared memory of block "
                 f"{self.index}, where none was initialised"
             )
+        if self.shared[offset : offset + 8].tobytes() != _barrier_bytes(offset):
+            raise EmulationError(
+                f"uses the memory barrier at offset {offset} of the shared memory of block "
+                f"{self.index}, which ordinary data has overwritten; mbarrier.inval frees its bytes"
+            )
         return self.barriers[offset]
+
+    def initialise_barrier(self, offset: int, count: int) -> None:
+        """Makes a memory barrier in 8 bytes of shared memory.
+
+        Raises:
+            EmulationError: If the place is not aligned, or holds a barrier already.
+            MemoryAccessError: If it lies outside shared memory.
+        """
+        self.check_shared(offset, 8, "initialises a memory barrier at")
+        if offset % 8:
+            raise EmulationError(
+                f"initialises a memory barrier at offset {offset}, must be a multiple of 8"
+            )
+        if offset in self.barriers:
+            raise EmulationError(
+                f"initialises the memory barrier at offset {offset} again; mbarrier.inval must "
+                "come first"
+            )
+        self.barriers[offset] = MemoryBarrier(count)
+        self.shared[offset : offset + 8] = np.frombuffer(_barrier_bytes(offset), np.uint8)
+
+    def check_shared(self, offset: int, size: int, verb: str) -> None:
+        """Checks that bytes lie in its shared memory.
+
+        Raises:
+            MemoryAccessError: If they do not.
+        """
+        if not 0 <= offset <= len(self.shared) - size:
+            raise MemoryAccessError(
+                f"{verb} offsets {offset} to {offset + size - 1} of the shared memory of block "
+                f"{self.index}, which has {len(self.shared)} bytes"
+            )
+
+    @property
+    def ended(self) -> bool:
+        """True once all its warps have ended."""
+        return all(warp.done for warp in self.warps)
+
+
+def _barrier_bytes(offset: int) -> bytes:
+    """Returns the bytes of a live barrier, by which data written over it is found."""
+    return (_BARRIER_MARK + offset).to_bytes(8, "little")
 
 
 class Cluster:
@@ -172,6 +225,7 @@ class Grid:
     """One launch while it runs.
 
     Attributes:
+        parameter_cells: Bytes of the parameter space and padding.
         progress: Counts what other warps may wait for; a round without any is idle.
         findings: What was wrong and did not stop the kernel.
         todo: Clusters that have not begun, along z, y, x.
@@ -199,6 +253,12 @@ class Grid:
             )
         self.program = program
         self.launch = launch
+        self.parameter_cells = np.frombuffer(
+            launch.parameters[: program.parameter_bytes].ljust(
+                -(-(program.parameter_bytes + 1) // 128) * 128, b"\0"
+            ),
+            np.uint8,
+        )
         self.memory = memory
         self.ordering = ordering
         self.progress = 0
@@ -207,6 +267,7 @@ class Grid:
         self.random = random.Random(schedule.seed)
         x, y, z = (size // part for size, part in zip(launch.grid, launch.cluster))
         self.todo = collections.deque(itertools.product(range(z), range(y), range(x)))
+        self._released: dict[int, Clock] = {}
         self.late: dict[Hashable, collections.deque[Callable[[], None]]] = {}
 
     def take_cluster(self) -> Extent | None:
@@ -216,6 +277,18 @@ class Grid:
         z, y, x = self.todo.popleft()
         cluster = self.launch.cluster
         return x * cluster[0], y * cluster[1], z * cluster[2]
+
+    def release_at(self, warp: Warp, addresses: Any) -> None:
+        """Keeps, for who acquires from these addresses, what happened before in a warp."""
+        clock = self.ordering.release(warp)
+        if clock is not None:
+            for address in set(addresses.tolist()):
+                self._released[address] = self.ordering.merge(self._released.get(address), clock)
+
+    def acquire_from(self, warp: Warp, addresses: Any) -> None:
+        """Makes a warp acquire what was released at these addresses."""
+        for address in self._released.keys() & set(addresses.tolist()):
+            self.ordering.acquire(warp, self._released[address])
 
     def later(self, queue: Hashable, action: Callable[[], None]) -> None:
         """Does something at a random time, after whatever was given to the queue before."""

@@ -20,6 +20,7 @@ _DTYPES: dict[str, Any] = {"pred": np.bool_} | {
     for kind in "busf"
     for bits in (8, 16, 32, 64)
 }
+_DTYPES |= {"bf16": np.uint16, "f16x2": np.uint32, "bf16x2": np.uint32}
 
 
 def register_dtype(kind: str) -> Any:

@@ -29,15 +29,33 @@ class MemoryBarrier:
         self.arrived: Clock = None
         self.passed: Clock = None
 
-    def arrive(self, ordering: Ordering, clock: Clock, *, count: int = 1, expect: int = 0) -> bool:
-        """Counts arrivals, and bytes to expect; returns whether the phase ended."""
+    def arrive(
+        self,
+        ordering: Ordering,
+        clock: Clock,
+        *,
+        count: int = 1,
+        expect: int = 0,
+        drop: bool = False,
+    ) -> bool:
+        """Counts arrivals, and bytes to expect; returns whether the phase ended.
+
+        With ``drop``, later phases expect that many arrivals less.
+        """
         self.bytes += expect
         self.pending -= count
         if self.pending < 0:
             raise EmulationError(
                 f"{count} arrivals at a memory barrier that expects {self.pending + count} more"
             )
+        if drop:
+            self.expected -= count
         return self._advance(ordering, clock)
+
+    def expect(self, size: int) -> None:
+        """Counts bytes that the current phase waits for."""
+        self.bytes += size
+        self._check_bytes()
 
     def complete(self, ordering: Ordering, clock: Clock, size: int) -> bool:
         """Counts bytes that a copy brought; returns whether the phase ended."""
@@ -45,10 +63,7 @@ class MemoryBarrier:
         return self._advance(ordering, clock)
 
     def _advance(self, ordering: Ordering, clock: Clock) -> bool:
-        if abs(self.bytes) > TRANSACTION_LIMIT:
-            raise EmulationError(
-                f"{self.bytes} bytes pend at a memory barrier, must be at most {TRANSACTION_LIMIT}"
-            )
+        self._check_bytes()
         self.arrived = ordering.merge(self.arrived, clock)
         if self.pending or self.bytes:
             return False
@@ -56,3 +71,9 @@ class MemoryBarrier:
         self.pending = self.expected
         self.passed, self.arrived = self.arrived, None
         return True
+
+    def _check_bytes(self) -> None:
+        if abs(self.bytes) > TRANSACTION_LIMIT:
+            raise EmulationError(
+                f"{self.bytes} bytes pend at a memory barrier, must be at most {TRANSACTION_LIMIT}"
+            )

@@ -44,11 +44,25 @@ class Ordering:
     def release(self, warp: Warp) -> Clock:
         """Returns what happened before this point of a warp, for who waits for it."""
 
+    def release_relaxed(self, warp: Warp) -> Clock:
+        """Returns what fences of a warp published, for who waits for a relaxed arrival."""
+
     def acquire(self, warp: Warp, clock: Clock) -> None:
         """What happened before a release has happened before what a warp does next."""
 
+    def acquire_relaxed(self, warp: Warp, clock: Clock) -> None:
+        """What happened before a release has happened before what follows a warp's next fence."""
+
+    def fence(self, warp: Warp) -> None:
+        """A warp runs a fence that releases and acquires."""
+
     def merge(self, first: Clock, second: Clock) -> Clock:
         """Returns the clock behind both."""
+
+    def use_barrier(
+        self, warp: Warp, block: Block, offset: int, *, asynchronous: bool = False
+    ) -> None:
+        """A warp, or an operation that it issues, uses a memory barrier at a byte offset."""
 
     def begin(self, warp: Warp) -> Operation:
         """A warp issues an asynchronous operation."""
@@ -66,19 +80,20 @@ class Ordering:
     def finish(self, operation: Operation) -> Clock:
         """Returns what has happened once the operation is complete."""
 
+    def tensor_free(self, warp: Warp, block: Block, columns: slice) -> None:
+        """A warp frees columns of tensor memory."""
+
     def tensor_before_sync(self, warp: Warp) -> None:
         """``tcgen05.fence::before_thread_sync``."""
 
     def tensor_after_sync(self, warp: Warp) -> None:
         """``tcgen05.fence::after_thread_sync``."""
 
-    def tensor_read(self, by: Warp | Operation, block: Block, lanes: slice, columns: slice) -> None:
-        """A warp or an operation reads tensor memory."""
+    def tensor_read(self, by: Operation, block: Block, lanes: slice, columns: slice) -> None:
+        """An operation reads tensor memory."""
 
-    def tensor_write(
-        self, by: Warp | Operation, block: Block, lanes: slice, columns: slice
-    ) -> None:
-        """A warp or an operation writes tensor memory."""
+    def tensor_write(self, by: Operation, block: Block, lanes: slice, columns: slice) -> None:
+        """An operation writes tensor memory."""
 
     def leave(self, warp: Warp) -> None:
         """A warp has ended."""

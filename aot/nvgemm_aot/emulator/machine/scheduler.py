@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any
+
+import numpy as np
 
 from ..errors import DeadlockError, EmulationError
+from ..ptx.program import Program
+from .fusion import Run, failing_instruction, joined
 from .hierarchy import Cluster, Grid, Warp
 from .lanes import FULL, Mask
-
-RETRY, YIELD, PARK = "retry", "yield", "park"
-"""Signals: run the instruction again later; let others run; wait until woken."""
-
-Step: TypeAlias = Callable[[Warp, Mask], "str | None"]
-"""What an instruction does to a warp's lanes."""
-
-
-@dataclass(frozen=True)
-class Branch:
-    """A jump, or, without a target, the lanes' end."""
-
-    target: int | None
-
-
-Steps: TypeAlias = Sequence["tuple[Step | Branch, int | None, bool]"]
-"""For each instruction what it does, and its predicate: register and whether negated."""
+from .meanings import PARK as PARK
+from .meanings import RETRY as RETRY
+from .meanings import YIELD as YIELD
+from .meanings import Branch as Branch
+from .meanings import Meanings
+from .meanings import Step as Step
 
 _IDLE_ROUNDS = 100
-"""Rounds in which nothing happens before a kernel counts as deadlocked."""
+"""Rounds in which all warps wait, before a kernel counts as deadlocked."""
+
+_FRUITLESS_ROUNDS = 5000
+"""Rounds in which warps run and change nothing that others see, before it counts as deadlocked."""
+
+_NO_LANES, _ALL_LANES = bytes(32), bytes([1]) * 32
 
 
 @dataclass(kw_only=True)
@@ -50,17 +46,35 @@ class Execution:
         return sum(self.counts)
 
 
+class Plan:
+    """A decoded program, and those parts of it that were joined to functions so far."""
+
+    def __init__(self, program: Program, meanings: Meanings) -> None:
+        self.meanings = meanings
+        self.runs: list[Run | None] = [None] * len(meanings)
+        self._stops = frozenset(program.reconvergence) | frozenset(
+            meaning.target
+            for meaning, _, _ in meanings
+            if isinstance(meaning, Branch) and meaning.target is not None
+        )
+
+    def run_at(self, place: int) -> Run:
+        """Returns the run that begins at an instruction, which is no branch."""
+        run = self.runs[place] = joined(self.meanings, place, self._stops)
+        return run
+
+
 class Scheduler:
     """Runs one grid."""
 
-    def __init__(self, grid: Grid, steps: Steps) -> None:
+    def __init__(self, grid: Grid, plan: Plan) -> None:
         self.grid = grid
-        self.execution = Execution(
-            counts=[0] * len(grid.program.instructions), findings=grid.findings
-        )
-        self._steps = steps
+        self._plan = plan
+        self._branches = [isinstance(meaning, Branch) for meaning, _, _ in plan.meanings]
+        self._counts = [0] * len(plan.meanings)
         self._live: list[Cluster] = []
         self._ran = 0
+        self._computed = False
 
     def run(self) -> Execution:
         """Runs until all blocks have ended.
@@ -68,31 +82,53 @@ class Scheduler:
         Raises:
             EmulationError: If the kernel does something that it must not do.
         """
-        idle, last = 0, -1
-        while self.grid.todo or self._live:
-            while self.grid.todo and len(self._live) < self.grid.schedule.resident:
-                first = self.grid.take_cluster()
+        with np.errstate(all="ignore"):
+            self._run_rounds()
+            while self.grid.late:
+                self._do_late()
+        return Execution(counts=self._spread_counts(), findings=self.grid.findings)
+
+    def _run_rounds(self) -> None:
+        grid = self.grid
+        idle, fruitless, last = 0, 0, -1
+        while grid.todo or self._live:
+            while grid.todo and len(self._live) < grid.schedule.resident:
+                first = grid.take_cluster()
                 assert first is not None
-                self._live.append(Cluster(self.grid, self.grid.program, first))
-                self.grid.progress += 1
+                self._live.append(Cluster(grid, grid.program, first))
+                grid.progress += 1
             self._do_late()
             warps = [warp for cluster in self._live for warp in cluster.warps if not warp.done]
-            if self.grid.schedule.delay:
-                self.grid.random.shuffle(warps)
+            if grid.schedule.delay:
+                grid.random.shuffle(warps)
+            self._computed = False
             for warp in warps:
                 if not warp.parked and not warp.done:
                     self._run_warp(warp)
             for cluster in [each for each in self._live if all(w.done for w in each.warps)]:
                 self._end(cluster)
-            idle = idle + 1 if self.grid.progress == last and not self.grid.late else 0
-            last = self.grid.progress
-            if idle > _IDLE_ROUNDS:
+            if grid.progress != last or grid.late:
+                idle = fruitless = 0
+            else:
+                idle = 0 if self._computed else idle + 1
+                fruitless += 1
+            last = grid.progress
+            if idle > _IDLE_ROUNDS or fruitless > _FRUITLESS_ROUNDS:
                 raise DeadlockError(self._deadlock())
-            if self._ran > self.grid.schedule.limit:
-                raise DeadlockError(f"the kernel has not ended after {self._ran} instructions")
-        while self.grid.late:
-            self._do_late()
-        return self.execution
+            if self._ran > grid.schedule.limit:
+                raise DeadlockError(
+                    f"the kernel has not ended after {self._ran} instructions, must take at most "
+                    f"{grid.schedule.limit}; {self._deadlock()}"
+                )
+
+    def _spread_counts(self) -> list[int]:
+        """Returns how often each instruction ran, from how often each run began."""
+        counts = [0] * len(self._counts)
+        for place, count in enumerate(self._counts):
+            run = self._plan.runs[place]
+            for each in range(place, place + 1 if run is None else run.end):
+                counts[each] += count
+        return counts
 
     def _do_late(self) -> None:
         for queue in list(self.grid.late):
@@ -114,84 +150,104 @@ class Scheduler:
                 )
 
     def _deadlock(self) -> str:
-        waits = collections.Counter(
-            f"{warp}: {warp.waiting or 'nothing'} at {self._place(warp)}"
+        waits = (
+            f"{warp} {f'waits for {warp.waiting}' if warp.waiting else 'is'} at "
+            f"{self._line(warp.stack[-1][0] - warp.parked)}"
             for cluster in self._live
             for warp in cluster.warps
             if not warp.done
         )
-        return "no warp can go on; they wait for: " + "; ".join(waits)
+        return "no warp can go on: " + "; ".join(waits)
 
-    def _place(self, warp: Warp) -> str:
-        where = warp.stack[-1][0] if warp.stack else len(self.grid.program.instructions)
-        if where >= len(self.grid.program.instructions):
+    def _line(self, place: int) -> str:
+        if place >= len(self.grid.program.instructions):
             return "the end"
-        instruction = self.grid.program.instructions[where]
+        instruction = self.grid.program.instructions[place]
         return f"line {instruction.line} ({instruction.text})"
 
     def _run_warp(self, warp: Warp) -> None:
         try:
-            self._run_steps(warp)
+            self._run_lanes(warp)
         except EmulationError as error:
-            raise type(error)(f"{warp} at {self._place(warp)}: {error}") from error
+            place = warp.stack[-1][0]
+            if (run := self._plan.runs[place]) is not None:
+                place = failing_instruction(error, run)
+            raise type(error)(f"{warp} at {self._line(place)}: {error}") from error
 
-    def _run_steps(self, warp: Warp) -> None:
-        steps, counts, reconvergence = (
-            self._steps,
-            self.execution.counts,
-            self.grid.program.reconvergence,
-        )
-        end, stack = len(steps), warp.stack
-        for _ in range(self.grid.schedule.quantum):
+    def _run_lanes(self, warp: Warp) -> None:
+        plan, counts, branches = self._plan, self._counts, self._branches
+        runs, stack, registers = plan.runs, warp.stack, warp.registers
+        end, left = len(runs), self.grid.schedule.quantum
+        while left > 0:
             current = stack[-1]
-            while current[0] == current[2] and len(stack) > 1:
+            place = current[0]
+            while place == current[2] and len(stack) > 1:
                 stack.pop()
                 current = stack[-1]
-            place, mask = current[0], current[1]
+                place = current[0]
             if place == end:
+                self._ran += self.grid.schedule.quantum - left
                 self._finish(warp)
                 return
-            self._ran += 1
             counts[place] += 1
-            step, predicate, negated = steps[place]
-            if predicate is not None:
-                value = warp.registers[predicate]
-                active = mask & ~value if negated else mask & value
-                if not active.any():
-                    current[0] = place + 1
-                    continue
-                if active.all():
-                    active = FULL
-            else:
-                active = mask
-            if type(step) is Branch:
-                if step.target is None:
-                    if self._exit(warp, active):
-                        return
-                elif active is mask or (active == mask).all():
-                    current[0] = step.target
-                else:
-                    together = reconvergence[place]
-                    current[0] = together
-                    stack.append([place + 1, mask & ~active, together])
-                    stack.append([step.target, active, together])
+            if branches[place]:
+                left -= 1
+                if self._branch(warp, current, place):
+                    self._ran += self.grid.schedule.quantum - left
+                    return
                 continue
-            signal = step(warp, active)
-            if signal is None:
-                current[0] = place + 1
-            elif signal is RETRY:
-                return
+            run = runs[place] or plan.run_at(place)
+            mask = current[1]
+            left -= run.end - place
+            if mask is FULL:
+                signal = run.all_lanes(warp, FULL, FULL, registers)
             else:
+                signal = run.some_lanes(warp, mask, FULL, registers)
+            if signal is None:
+                current[0] = run.end
+                continue
+            current[0] = run.end - 1 if signal is RETRY else run.end
+            self._ran += self.grid.schedule.quantum - left
+            if signal is not PARK and len(stack) > 1:
+                _let_siblings_go_on(stack)
+            return
+        self._computed = True
+        self._ran += self.grid.schedule.quantum - left
+
+    def _branch(self, warp: Warp, current: list[Any], place: int) -> bool:
+        """Runs a branch; returns whether the warp has ended."""
+        branch, predicate, negated = self._plan.meanings[place]
+        assert isinstance(branch, Branch)
+        mask = current[1]
+        if predicate is None:
+            active = mask
+        else:
+            value = warp.registers[predicate]
+            active = (mask & ~value) if negated else (mask & value)
+            key = active.tobytes()
+            if key == _NO_LANES:
                 current[0] = place + 1
-                return
+                return False
+            if key == (_ALL_LANES if mask is FULL else mask.tobytes()):
+                active = mask
+        if branch.target is None:
+            return self._exit(warp, active)
+        if active is mask:
+            current[0] = branch.target
+        else:
+            together = self.grid.program.reconvergence[place]
+            current[0] = together
+            for begin, lanes in ((place + 1, mask & ~active), (branch.target, active)):
+                if begin != together:
+                    warp.stack.append([begin, lanes, together])
+        return False
 
     def _exit(self, warp: Warp, lanes: Mask) -> bool:
         """Ends lanes; returns whether the warp has none left."""
         current = warp.stack[-1]
         for entry in warp.stack:
             entry[1] = entry[1] & ~lanes
-        while warp.stack and not warp.stack[-1][1].any():
-            warp.stack.pop()
+        warp.stack[:] = [entry for entry in warp.stack if entry[1].any()]
         if not warp.stack:
             self._finish(warp)
             return True
@@ -204,3 +260,14 @@ class Scheduler:
         warp.waiting = None
         self.grid.progress += 1
         self.grid.ordering.leave(warp)
+
+
+def _let_siblings_go_on(stack: list[list[Any]]) -> None:
+    """Lets lanes that took the other side of a branch run, while these wait.
+
+    Lanes of a warp may wait for each other (CUDA C++ Programming Guide, "Independent Thread
+    Scheduling").
+    """
+    here, other = stack[-1], stack[-2]
+    if other[2] == here[2] and other[0] != other[2]:
+        stack[-2:] = [here, other]

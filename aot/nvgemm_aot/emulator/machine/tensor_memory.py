@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
+
+from ..errors import EmulationError, MemoryAccessError
 
 LANES, COLUMNS = 128, 512
 """Size (PTX ISA, "Tensor Memory")."""
 
 POISON = 0x7FC0_0000
-"""What memory holds that nobody has written: a quiet NaN."""
+"""Content that nobody has written: a quiet NaN."""
+
+SMALLEST_ALLOCATION = 32
+"""Columns are allocated in powers of two from this (PTX ISA, "Tensor Memory Allocation")."""
 
 
 class TensorMemory:
@@ -17,15 +23,82 @@ class TensorMemory:
     Attributes:
         cells: 32-bit cells by lane and column.
         allocated: Columns of each allocation, by its first column.
+        is_relinquished: Set once the block has given up its right to allocate.
     """
 
     def __init__(self) -> None:
-        self._cells: np.ndarray | None = None
+        self._cells: npt.NDArray[np.uint32] | None = None
         self.allocated: dict[int, int] = {}
+        self.is_relinquished = False
 
     @property
-    def cells(self) -> np.ndarray:
+    def cells(self) -> npt.NDArray[np.uint32]:
         """The cells, made when first used, since Hopper's blocks have none."""
         if self._cells is None:
             self._cells = np.full((LANES, COLUMNS), POISON, np.uint32)
         return self._cells
+
+    def allocate(self, columns: int) -> int | None:
+        """Returns the first column of a new allocation, or None while there is no room.
+
+        Raises:
+            EmulationError: If the number of columns is not allowed, or the right was given up.
+        """
+        self._check_count(columns)
+        if self.is_relinquished:
+            raise EmulationError("allocates tensor memory after giving up the right to")
+        first = 0
+        for begin in [*sorted(self.allocated), COLUMNS]:
+            if begin - first >= columns:
+                break
+            if begin == COLUMNS:
+                return None
+            first = begin + self.allocated[begin]
+        self.allocated[first] = columns
+        self.cells[:, first : first + columns] = POISON
+        return first
+
+    def free(self, first: int, columns: int) -> None:
+        """Frees an allocation.
+
+        Raises:
+            EmulationError: If there is none like that.
+        """
+        self._check_count(columns)
+        if self.allocated.get(first) != columns:
+            raise EmulationError(
+                f"frees {columns} columns of tensor memory at {first}; allocated are "
+                f"{self._describe()}"
+            )
+        del self.allocated[first]
+
+    def check(self, lanes: range, columns: range, verb: str) -> None:
+        """Checks that cells exist and are allocated.
+
+        Raises:
+            MemoryAccessError: If they are not.
+        """
+        inside = lanes.start >= 0 and lanes.stop <= LANES
+        for first, count in self.allocated.items():
+            if inside and first <= columns.start and columns.stop <= first + count:
+                return
+        raise MemoryAccessError(
+            f"{verb} lanes {lanes.start} to {lanes.stop - 1} and columns {columns.start} to "
+            f"{columns.stop - 1} of tensor memory; allocated are {self._describe()}"
+        )
+
+    def _check_count(self, columns: int) -> None:
+        if not SMALLEST_ALLOCATION <= columns <= COLUMNS or columns & (columns - 1):
+            raise EmulationError(
+                f"the number of columns is {columns}, must be a power of 2 from "
+                f"{SMALLEST_ALLOCATION} to {COLUMNS}"
+            )
+
+    def _describe(self) -> str:
+        return (
+            ", ".join(
+                f"columns {first} to {first + count - 1}"
+                for first, count in sorted(self.allocated.items())
+            )
+            or "none"
+        )

@@ -36,7 +36,7 @@ ARCHITECTURES = ("sm_90a", "sm_100a", "sm_100f", "sm_103a", "sm_103f")
 _SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2} | {
     f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (32, 64)
 }
-_REGISTER_TYPES = {"pred", "b128", *_SIZES}
+_REGISTER_TYPES = {"pred", "b128", "bf16", "f16x2", "bf16x2", *_SIZES}
 
 _IGNORED_DIRECTIVES = {
     "maxntid",
@@ -73,9 +73,10 @@ def parse(text: str) -> Program:
 
 @dataclass
 class _Scope:
-    """Names in a pair of braces: registers, and labels with the instruction behind them."""
+    """Names in a pair of braces: registers, vectors of them, and labels."""
 
     registers: dict[str, Register] = field(default_factory=dict)
+    vectors: dict[str, Vector] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
 
 
@@ -219,15 +220,23 @@ class _Parser:
                 position = end + 1
 
     def _declare(self, statement: str, scope: _Scope) -> None:
-        match = re.match(r"\.reg\s+\.(\w+)\s+(.*)$", statement)
-        if match is None or match[1] not in _REGISTER_TYPES:
+        match = re.match(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$", statement)
+        if match is None or match[2] not in _REGISTER_TYPES:
             raise UnsupportedPtxError(f"{statement!r} is not known to the emulator")
-        for declared in match[2].split(","):
+        kind = match[2]
+        for declared in match[3].split(","):
             name, _, count = declared.strip().rstrip(">").partition("<")
-            names = [f"{name}{number}" for number in range(int(count))] if count else [name]
-            for each in names:
-                scope.registers[each] = Register(len(self._registers), each, match[1])
-                self._registers.append(match[1])
+            if match[1]:
+                parts = [f"{name}.{part}" for part in "xyzw"[: int(match[1])]]
+                scope.vectors[name] = Vector(tuple(self._new(scope, each, kind) for each in parts))
+                continue
+            for each in [f"{name}{number}" for number in range(int(count))] if count else [name]:
+                self._new(scope, each, kind)
+
+    def _new(self, scope: _Scope, name: str, kind: str) -> Register:
+        register = scope.registers[name] = Register(len(self._registers), name, kind)
+        self._registers.append(kind)
+        return register
 
     def _instruction(self, statement: _Statement) -> Instruction:
         match = _STATEMENT.match(statement.text)
@@ -293,6 +302,8 @@ class _Operands:
         for scope in reversed(self._statement.scopes):
             if text in scope.registers:
                 return scope.registers[text]
+            if text in scope.vectors:
+                return scope.vectors[text]
             if text in scope.labels:
                 return Label(text, scope.labels[text])
         if text in self._symbols:

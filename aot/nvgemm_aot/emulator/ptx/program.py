@@ -44,7 +44,7 @@ class Parameter:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
     """One kernel.
 

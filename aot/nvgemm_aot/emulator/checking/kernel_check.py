@@ -1,0 +1,283 @@
+"""Checks one kernel in a process that emulates its GPU."""
+
+from __future__ import annotations
+
+import enum
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import one_line
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.launch.loading.loader import LOADER, LoadedKernel
+
+from ...bundle.content import BuiltKernel, BundleContent
+from ...bundle.writer import write_bundle
+from ...targets.profile import load_profile
+from ...tuning.correctness.exact_operands import OperandCheck, make_checks
+from ..machine.launch import Schedule
+from ..machine.scheduler import Execution
+from ..session import emulated_device
+from ..session.emulated_device import EmulatedDevice
+from ..session.kept_programs import KeptPrograms
+from ..session.ptx_runner import PtxRunner
+from .user_calls import call_as_user
+
+if TYPE_CHECKING:
+    import torch
+
+_GUARD_BYTES = 256
+"""Bytes in front of and behind each row of a result that a kernel must leave alone."""
+
+_DELAY = 6
+"""Rounds by which asynchronous effects are late at most, for all seeds but the first."""
+
+
+class Verdict(enum.Enum):
+    """Outcome of a kernel for one problem."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTask:
+    """A kernel to check.
+
+    Attributes:
+        kernel: Facts and object.
+        ptx: What its device code was assembled from.
+        target: Target that it was built for.
+        device: Name of the product's profile.
+        problems: Problems for its signature.
+        seeds: Seeds for operands and schedule, each for every problem.
+    """
+
+    kernel: BuiltKernel
+    ptx: str
+    target: Target
+    device: str
+    problems: tuple[Problem, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A kernel's call for a problem and a seed.
+
+    Attributes:
+        operands: Name of the operands' kind, such as ``whole numbers``.
+        reason: First fault; None if the result is right.
+        launches: Launches that the call made.
+        warp_instructions: Instructions that warps executed, in all launches.
+        seconds: Time of the call and the comparison.
+    """
+
+    problem: Problem
+    seed: int
+    operands: str
+    verdict: Verdict
+    reason: str | None
+    launches: int
+    warp_instructions: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReport:
+    """Outcome of a kernel.
+
+    Attributes:
+        runs: Its calls.
+        instructions: Instructions in its PTX.
+        idle: Lines of the PTX text whose instruction no warp executed.
+    """
+
+    runs: tuple[Run, ...]
+    instructions: int = 0
+    idle: tuple[int, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict."""
+        verdicts = {run.verdict for run in self.runs}
+        return next(
+            (one for one in (Verdict.ERROR, Verdict.WRONG) if one in verdicts), Verdict.RIGHT
+        )
+
+    @property
+    def first_fault(self) -> Run | None:
+        """The first run that is not right."""
+        return next((run for run in self.runs if run.verdict is not Verdict.RIGHT), None)
+
+    @property
+    def share_run(self) -> float:
+        """Share of the instructions that ran."""
+        return 1 - len(self.idle) / self.instructions if self.instructions else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """This process's emulated device."""
+
+    device: EmulatedDevice
+    runner: PtxRunner
+    programs: KeptPrograms = field(default_factory=KeptPrograms)
+
+
+_session: _Session | None = None
+
+
+def start_session(device: str, cuda: str) -> None:
+    """Makes this process emulate a GPU product, for `check_kernel`."""
+    global _session
+    import torch
+
+    torch.set_num_threads(1)
+    programs = KeptPrograms()
+    runner = PtxRunner(programs)
+    emulated = emulated_device.start(load_profile(device), runner, cuda)
+    _session = _Session(device=emulated, runner=runner, programs=programs)
+
+
+def check_kernel(task: KernelTask) -> KernelReport:
+    """Calls a kernel for each problem and seed, and compares each result with its reference."""
+    session = _session
+    assert session is not None  # the process has called `start_session`
+    session.programs.add(task.kernel.payload, task.ptx)
+    with tempfile.TemporaryDirectory() as directory:
+        loaded = _load(task, Path(directory))
+        counts: list[int] = []
+        lines: list[int] = []
+        runs = []
+        for problem in task.problems:
+            for number, seed in enumerate(task.seeds):
+                session.device.calls.clear()
+                runs.append(_run(session, loaded, problem, seed, number))
+                for execution in _executions(session.device):
+                    counts = counts or [0] * len(execution.counts)
+                    counts = [before + now for before, now in zip(counts, execution.counts)]
+    program = session.programs.only_program(task.kernel.payload)
+    lines = [instruction.line for instruction in program.instructions]
+    counts = counts or [0] * len(lines)
+    return KernelReport(
+        runs=tuple(runs),
+        instructions=len(lines),
+        idle=tuple(line for line, count in zip(lines, counts) if not count),
+    )
+
+
+def _load(task: KernelTask, directory: Path) -> LoadedKernel:
+    path = directory / "kernel.nvgemm"
+    write_bundle(
+        path,
+        BundleContent(
+            target=task.target,
+            device=task.device,
+            generator="nvgemm-aot emulate",
+            build_key=sha256_hex(b"emulate"),
+            toolchain={"nvgemm-aot": "emulate"},
+            kernels=(task.kernel,),
+            rankings=(),
+        ),
+    )
+    with Bundle(path) as bundle:
+        return LOADER.load(bundle, bundle.header.kernels[0])
+
+
+def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, number: int) -> Run:
+    """Calls a kernel with one kind of operands; the kinds take turns by ``number``."""
+    started = time.monotonic()
+    checks = make_checks(problem, "cpu", seed=seed)
+    check = checks[number % len(checks)]
+    session.runner.schedule = Schedule(
+        seed=seed, delay=_DELAY if number else 0, resident=1 + (number + 1) % 3
+    )
+    verdict, reason = Verdict.RIGHT, None
+    try:
+        faults = list(_faults(session, loaded, check))
+        if faults:
+            verdict, reason = Verdict.WRONG, faults[0]
+    except Exception as error:
+        verdict, reason = Verdict.ERROR, one_line(f"{type(error).__name__}: {error}")
+    executions = list(_executions(session.device))
+    return Run(
+        problem=problem,
+        seed=seed,
+        operands=check.name,
+        verdict=verdict,
+        reason=reason,
+        launches=len(executions),
+        warp_instructions=sum(execution.warp_instructions for execution in executions),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _faults(session: _Session, loaded: LoadedKernel, check: OperandCheck) -> Iterator[str]:
+    """Calls a kernel and yields what is wrong with its result, or with how it got there."""
+    a, b, out, *others = check.operands
+    frame, window = _framed(loaded, out)
+    check = replace(check, operands=(a, b, window, *others))
+    check.prepare()
+    call_as_user(loaded, check.operands)
+    fault = check.fault(window)
+    if fault is not None:
+        yield f"{check.name}: {fault}"
+    window.view(_bytes_type()).fill_(_POISON)
+    if int((frame != _POISON).sum()):
+        yield f"{check.name}: bytes between the rows of the result were written"
+    executions = list(_executions(session.device))
+    if not executions:
+        yield "the call launched no kernel"
+    for execution in executions:
+        yield from (f"{check.name}: {finding}" for finding in execution.findings)
+
+
+_POISON = 0xFF
+
+
+def _bytes_type() -> torch.dtype:
+    import torch
+
+    return torch.uint8
+
+
+def _framed(loaded: LoadedKernel, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a poisoned frame as bytes, and the window in it that takes the result."""
+    import torch
+
+    convention = parse_calling_convention(loaded.kernel.calling_convention)
+    assert convention is not None  # it was loaded
+    *lead, columns = out.shape
+    row_bytes = columns * out.element_size()
+    if convention.needs_compact:
+        frame = torch.full(
+            (2 * _GUARD_BYTES + math.prod(lead) * row_bytes,), _POISON, dtype=torch.uint8
+        )
+        window = frame[_GUARD_BYTES:-_GUARD_BYTES].view(out.dtype).view(out.shape)
+        return frame, window
+    padded = -(-row_bytes // _GUARD_BYTES) * _GUARD_BYTES
+    frame = torch.full((*lead, padded + 2 * _GUARD_BYTES), _POISON, dtype=torch.uint8)
+    window = frame[..., _GUARD_BYTES : _GUARD_BYTES + row_bytes].view(out.dtype)
+    return frame, window
+
+
+def _executions(device: EmulatedDevice) -> Iterator[Execution]:
+    for call in device.calls:
+        for _, execution in call.launches:
+            assert isinstance(execution, Execution)
+            yield execution
+
+
+def problems_text(problems: Sequence[Problem]) -> str:
+    """Returns problems' sizes for a message, e.g. ``m5n8k8, m127n136k72``."""
+    return ", ".join(problem.key.rpartition("/")[2] for problem in problems)

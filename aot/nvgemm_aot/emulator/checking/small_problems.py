@@ -1,0 +1,98 @@
+"""Problems that are small enough to emulate, with sizes from a kernel's tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from nvgemm_runtime.bundle.format import KernelFacts
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
+
+_BATCH, _GROUPS = 2, 3
+"""Batch, and groups, of which one is empty."""
+
+_GATHERED_TERMS = (1, 4, 5, 8)
+"""Rows that a sum of gathered rows adds, in each of the problems."""
+
+
+def small_problems(kernel: KernelFacts) -> tuple[Problem, ...]:
+    """Returns three problems with tails, then one with several tiles along m and n.
+
+    The first is smaller than a tile along each dimension, the others have a whole tile with a part
+    of one along m, n and k. All sizes are multiples of what the kernel's alignment demands.
+    """
+    return tuple(
+        _problem(kernel.signature, *sizes) for sizes in dict.fromkeys(_small_sizes(kernel))
+    )
+
+
+def persistent_problem(kernel: KernelFacts) -> Problem | None:
+    """Returns a problem in which some block computes several tiles, for fixed numbers of blocks.
+
+    None for other schedulers, and if the kernel's launcher is told how many clusters fit.
+    """
+    limits = kernel.design.cluster_limits
+    if not limits:
+        return None
+    step_m, step_n, step_k = size_steps(kernel.signature, kernel.alignment_bytes)
+    tile_m, tile_n, _ = kernel.design.tile
+    tiles = max(limit.cluster_size * limit.max_active for limit in limits) + 1
+    tiles_m = min(tiles, max(1, math.isqrt(tiles * tile_n // tile_m)))
+    m = _multiple(tile_m * tiles_m - 1, step_m)
+    n = _multiple(tile_n * -(-tiles // tiles_m) - 1, step_n)
+    return _problem(kernel.signature, m, n, step_k)
+
+
+def size_steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
+    """Returns numbers of which m, n and k must be multiples: aligned rows, and whole blocks."""
+
+    def values(dtype: DType) -> int:
+        return max(1, alignment_bytes * 8 // dtype.bits)
+
+    layout, form, scales = signature.layout, signature.form, signature.scales
+    out = values(signature.out) * (1 if form is None else form.row.product_columns)
+    n = math.lcm(out, values(signature.b) if layout.b_row_major else 1)
+    if signature.op is Op.GATHERED_MM:  # reads A by the element
+        return 1, n, 1
+    m = 1 if layout.a_row_major else values(signature.a)
+    k = math.lcm(
+        values(signature.a) if layout.a_row_major else 1,
+        1 if layout.b_row_major else values(signature.b),
+        signature.a.packed,
+        (scales.block or 1) if scales is not None else 1,
+    )
+    return m, n, k
+
+
+def _small_sizes(kernel: KernelFacts) -> Iterator[tuple[int, int, int]]:
+    step_m, step_n, step_k = size_steps(kernel.signature, kernel.alignment_bytes)
+    design = kernel.design
+    tile_m, tile_n, tile_k = design.tile
+    pairs = (1, design.ctas_per_tile) if design.swapped else (design.ctas_per_tile, 1)
+    along_m, along_n = (max(1, blocks // pair) for blocks, pair in zip(design.cluster, pairs))
+    whole_k = tile_k * design.splits
+    sizes = [
+        (min(5, tile_m), min(1, tile_n), 1),
+        (max(1, tile_m - 1 - step_m), tile_n + 1, whole_k + 1),
+        (tile_m + 1, max(1, tile_n - 1 - step_n), 2 * whole_k - step_k),
+        (tile_m * along_m + 1, 2 * tile_n * along_n - step_n, whole_k + tile_k + 1),
+    ]
+    for (m, n, k), terms in zip(sizes, _GATHERED_TERMS):
+        if kernel.signature.op is Op.GATHERED_MM:
+            m, k = m + 2, terms
+        yield _multiple(m, step_m), _multiple(n, step_n), _multiple(k, step_k)
+
+
+def _multiple(value: int, step: int) -> int:
+    return -(-max(1, value) // step) * step
+
+
+def _problem(signature: Signature, m: int, n: int, k: int) -> Problem:
+    return Problem(
+        signature=signature,
+        m=m,
+        n=n,
+        k=k,
+        batch=_BATCH if signature.op is Op.BMM else 1,
+        groups=_GROUPS if signature.op.has_groups else 1,
+    )

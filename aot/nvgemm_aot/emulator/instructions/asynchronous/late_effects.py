@@ -1,0 +1,42 @@
+"""Effects that happen after the instruction that asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from ...errors import EmulationError
+from ...machine.hierarchy import Block, Warp
+from ...ptx.program import Instruction
+
+
+def later(
+    warp: Warp, instruction: Instruction, queue: Hashable, action: Callable[[], None]
+) -> None:
+    """Does something later; its errors name the instruction that asked for it."""
+    grid = warp.block.cluster.grid
+    if not grid.schedule.delay:
+        grid.later(queue, action)
+        return
+
+    def run() -> None:
+        try:
+            action()
+        except EmulationError as error:
+            raise type(error)(
+                f"{warp} at line {instruction.line} ({instruction.text}): {error}"
+            ) from error
+
+    grid.later(queue, run)
+
+
+def check_running(block: Block, what: str) -> None:
+    """Checks that a block whose shared memory is used has not ended.
+
+    Raises:
+        EmulationError: If it has.
+    """
+    if block.ended:
+        raise EmulationError(
+            f"{what} shared memory of block {block.index} after the block has ended; it must "
+            "wait for its copies"
+        )

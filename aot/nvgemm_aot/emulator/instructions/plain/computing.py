@@ -1,0 +1,47 @@
+"""Builds computations from a function and the types of its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...machine.meanings import Computation
+from ...ptx.operands import Operand
+from ...ptx.program import Instruction, Program
+from ..values import destination, natural_dtype, source, storage_dtype
+
+
+def computed(
+    instruction: Instruction,
+    program: Program,
+    function: Callable[..., Any],
+    result_kind: str,
+    *kinds: str,
+    operands: Sequence[Operand] | None = None,
+    raw: bool = False,
+) -> Computation:
+    """Returns a computation of the first operand from the others.
+
+    Args:
+        function: Takes the operands' lanes by their natural types, such as int32 for ``s32``, and
+            returns the result's by its natural type.
+        result_kind: Type of the result.
+        kinds: Types of the other operands, of which there must be as many.
+        operands: Operands instead of the instruction's.
+        raw: Whether the function returns the result as registers hold it.
+
+    Raises:
+        UnsupportedPtxError: If an operand does not fit.
+    """
+    result, *inputs = instruction.operands if operands is None else operands
+    if len(inputs) != len(kinds):
+        raise instruction.unknown(f"a number of {len(inputs) + 1} operands")
+    stored = storage_dtype(result_kind)
+    return Computation(
+        function=function,
+        sources=tuple(
+            source(operand, kind, instruction, program) for operand, kind in zip(inputs, kinds)
+        ),
+        results=(destination(result, instruction, result_kind),),
+        view=None if raw or natural_dtype(result_kind) is stored else stored,
+    )

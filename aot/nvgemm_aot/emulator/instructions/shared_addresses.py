@@ -1,0 +1,69 @@
+"""Addresses of shared memory in operands, and the blocks that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ..errors import EmulationError, MemoryAccessError
+from ..machine.addresses import SHARED_WINDOW
+from ..machine.hierarchy import Block, Warp
+from ..machine.lanes import Mask
+from ..ptx.operands import Address, Operand, Register
+from ..ptx.program import Instruction, Program
+from .values import address
+
+AddressOf: TypeAlias = Callable[[Warp, int], int]
+"""The address in the shared window that a lane of a warp has."""
+
+
+def shared_address(
+    operand: Operand, instruction: Instruction, program: Program, *, generic: bool = False
+) -> AddressOf:
+    """Returns the reader of an address of shared memory.
+
+    Args:
+        operand: The address, in a register of 32 or 64 bits.
+        instruction: The instruction that has it.
+        program: The program that has that.
+        generic: Whether the instruction names no state space, so that the address is generic.
+
+    Raises:
+        UnsupportedPtxError: If the operand is no address.
+    """
+    wide = isinstance(operand, Address) and (
+        generic or (isinstance(operand.base, Register) and operand.base.type.endswith("64"))
+    )
+    lanes = address(operand, "u64" if wide else "u32", instruction, program)
+    if not generic:
+        return lambda warp, lane: int(lanes(warp)[lane]) & 0xFFFF_FFFF
+
+    def of_window(warp: Warp, lane: int) -> int:
+        value = int(lanes(warp)[lane])
+        if value >> 32 != SHARED_WINDOW >> 32:
+            raise MemoryAccessError(f"generic address {value:#x} is not of shared memory")
+        return value - SHARED_WINDOW
+
+    return of_window
+
+
+def locate(warp: Warp, place: int) -> tuple[Block, int]:
+    """Returns the block that an address names, and the byte offset in its shared memory.
+
+    Raises:
+        MemoryAccessError: If the cluster has no such block.
+        EmulationError: If that block has ended.
+    """
+    block, offset = warp.block.locate(place)
+    if block is not warp.block and block.ended:
+        raise EmulationError(
+            f"uses shared memory of block {block.index}, which has ended; blocks of a cluster "
+            "must wait for each other first"
+        )
+    return block, offset
+
+
+def active_lanes(mask: Mask) -> list[int]:
+    """Returns the numbers of a mask's lanes."""
+    found: list[int] = mask.nonzero()[0].tolist()
+    return found

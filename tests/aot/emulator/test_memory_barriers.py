@@ -1,0 +1,123 @@
+import pytest
+
+from handwritten_kernels import run
+from nvgemm_aot.emulator.errors import (
+    DeadlockError,
+    EmulationError,
+    MemoryAccessError,
+    UnsupportedPtxError,
+)
+
+INIT = "mbarrier.init.shared.b64 [smem], 1;\n"
+WAIT = """
+AGAIN{n}:
+mbarrier.try_wait.parity.shared.b64 %p1, [smem], {parity};
+@%p1 bra DONE{n};
+bra AGAIN{n};
+DONE{n}:
+"""
+
+
+def wait(parity, n=0):
+    return WAIT.format(parity=parity, n=n)
+
+
+def test_phase_ends_with_the_last_arrival():
+    body = "mbarrier.init.shared.b64 [smem], 3;\n" + "mbarrier.arrive.shared.b64 %d1, [smem];\n" * 2
+    run(body + "mbarrier.arrive.shared.b64 %d1, [smem];\n" + wait(0), threads=1)
+    with pytest.raises(DeadlockError, match="1 of 3 arrivals and 0 bytes are missing"):
+        run(body + wait(0), threads=1)
+
+
+def test_previous_phase_is_over_at_the_start():
+    run("mbarrier.init.shared.b64 [smem], 1;" + wait(1), threads=1)
+
+
+def test_phase_waits_for_the_bytes_it_expects():
+    body = (
+        "mbarrier.init.shared.b64 [smem], 1;\nmbarrier.arrive.expect_tx.shared.b64 _, [smem], 32;\n"
+    )
+    done = "mbarrier.complete_tx.shared::cta.b64 [smem], 16;\n"
+    run(body + done * 2 + wait(0), threads=1)
+    with pytest.raises(DeadlockError, match=r"offset 0 of block .*parity 0.* 16 bytes are missing"):
+        run(body + done + wait(0), threads=1)
+
+
+def test_separate_expect_tx_and_early_bytes_count():
+    run(
+        INIT
+        + "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 16;\n"
+        + "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [smem], 16;\n"
+        + "mbarrier.arrive.shared.b64 _, [smem];"
+        + wait(0),
+        threads=1,
+    )
+
+
+def test_dropped_arrivals_are_not_expected_again():
+    run(
+        "mbarrier.init.shared.b64 [smem], 2;\nmbarrier.arrive_drop.shared.b64 %d1, [smem];\n"
+        + "mbarrier.arrive.shared.b64 %d1, [smem];\n" * 2
+        + wait(1),
+        threads=1,
+    )
+
+
+def test_states_name_their_phase():
+    body = (
+        INIT + "mbarrier.arrive.shared.b64 %d1, [smem];\n"
+        "mbarrier.test_wait.shared.b64 %p1, [smem], %d1;\n"
+        "@!%p1 mbarrier.inval.shared.b64 [smem+8];\n"
+    )
+    run(body, threads=1)
+
+
+def test_remote_arrivals_reach_the_other_block():
+    body = "mbarrier.init.shared.b64 [smem], 2;\n"
+    run(
+        body + "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [smem], 2;" + wait(0),
+        threads=1,
+    )
+
+
+def test_arrivals_behind_copies_count_unless_they_were_not_expected():
+    arrive = "cp.async.mbarrier.arrive{}.shared.b64 [smem];\n"
+    run(INIT + arrive.format(".noinc") + wait(0), threads=1)
+    with pytest.raises(DeadlockError, match="1 of 1 arrivals"):
+        run(INIT + arrive.format("") + wait(0), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        ("mbarrier.arrive.shared.b64 %d1, [smem];", EmulationError, "none was initialised"),
+        ("mbarrier.init.shared.b64 [smem], 0;", EmulationError, "count is 0, must be 1"),
+        ("mbarrier.init.shared.b64 [smem+4], 1;", EmulationError, "multiple of 8"),
+        ("mbarrier.init.shared.b64 [smem+70000], 1;", MemoryAccessError, "offsets 70000"),
+        ("mbarrier.init.shared.b64 [smem], 1;" * 2, EmulationError, "again"),
+        (
+            "mbarrier.init.shared.b64 [smem], 1;\nmbarrier.arrive.shared.b64 _, [smem], 2;",
+            EmulationError,
+            "expects 1 more",
+        ),
+        (
+            "mbarrier.init.shared.b64 [smem], 1;\n"
+            "mbarrier.arrive.noComplete.release.cta.shared::cta.b64 %d1, [smem], 1;",
+            EmulationError,
+            "noComplete",
+        ),
+        (
+            "mbarrier.init.shared.b64 [smem], 1;\nmbarrier.inval.shared.b64 [smem];\n"
+            "mbarrier.arrive.shared.b64 _, [smem];",
+            EmulationError,
+            "none was initialised",
+        ),
+        ("mbarrier.arrive.acquire.cta.shared.b64 _, [smem];", UnsupportedPtxError, "acquire"),
+        ("mbarrier.arrive.shared::cluster.b64 %d1, [smem];", UnsupportedPtxError, "state"),
+        ("mbarrier.try_wait.parity.shared.b64 %p1, [smem];", UnsupportedPtxError, "2 operands"),
+        ("mbarrier.begin.shared.b64 [smem];", UnsupportedPtxError, "begin"),
+    ],
+)
+def test_rejects(body, error, message):
+    with pytest.raises(error, match=message):
+        run(body, threads=1)
