@@ -12,7 +12,9 @@ from nvgemm_aot.emulator.run import execute
 _LETTERS = {1: "h", 2: "h", 4: "r", 8: "d"}
 
 
-def evaluate(text: str, result: object, *operands: np.ndarray, target: str = "sm_100a") -> np.ndarray:
+def evaluate(
+    text: str, result: object, *operands: np.ndarray, target: str = "sm_100a"
+) -> np.ndarray:
     """Returns what an instruction gives for each row of its operands.
 
     Args:
