@@ -100,7 +100,7 @@ def why_survived(
         recorded: The launch.
         program: The changed program.
         place: Index of the changed instruction.
-        effects: What `effects_of` returns for the launch's own program, if known.
+        effects: Result of `effects_of` for the launch's own program, if known.
     """
     old, new = recorded.program.instructions[place], program.instructions[place]
     if old.opcode in _PERFORMANCE or _differs_only_in_hints(old, new):
@@ -125,7 +125,7 @@ def _is_synchronisation(instruction: Instruction) -> bool:
 
 
 def _differs_only_in_hints(old: Instruction, new: Instruction) -> bool:
-    """Whether only a cache policy, or a wait's time limit, was changed."""
+    """Tells if only a cache policy, or a wait's time limit, was changed."""
     if old.qualifiers != new.qualifiers or len(old.operands) != len(new.operands):
         return False
     differing = [
