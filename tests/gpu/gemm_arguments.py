@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from draws import Draws, TorchDraws
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
 from nvgemm_aot.tuning.correctness.exact_operands import shapes_with_k_last
@@ -147,41 +148,47 @@ class Arguments:
         return name, tensors, named
 
 
-def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
+def exact_arguments(
+    problem: Problem, device: str = "cuda", draws: Draws | None = None
+) -> Arguments:
     """Tensors whose result has no rounding, but for the curved activations' and gates'."""
+    draws = draws or TorchDraws(device)
     signature = problem.signature
     rows_a, rows_b = shapes_with_k_last(problem)
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
 
     def sparse(shape: tuple[int, ...], unsigned: int) -> torch.Tensor:
-        chosen = torch.rand(shape, device=device) < density
+        chosen = draws.uniform(shape) < density
         if signature.a is DType.UINT8:
             return chosen * float(unsigned)
-        return chosen * (torch.randint(0, 2, shape, device=device) * 2.0 - 1)
+        return chosen * (draws.integers(0, 2, shape) * 2.0 - 1)
 
     largest_a, largest_b = _UNSIGNED.get(signature.out, (1, 1))
     tensors = {
         Role.A: _encode(sparse(rows_a, largest_a), signature.a),
         Role.B: _encode(sparse(rows_b, largest_b), signature.b),
-        **_exact_scales(problem, device),
+        **_exact_scales(problem, device, draws),
     }
     if Role.ADDEND in extra_roles(signature):
         shape = role_shape(problem, Role.ADDEND)
-        added = torch.randint(-1, 2, shape, device=device) * _times(signature)
+        added = draws.integers(-1, 2, shape) * _times(signature)
         tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
-    return _complete(problem, tensors, device, has_exact_sums=True)
+    return _complete(problem, tensors, device, draws, has_exact_sums=True)
 
 
-def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
+def random_arguments(
+    problem: Problem, device: str = "cuda", draws: Draws | None = None
+) -> Arguments:
     """Tensors of normally distributed numbers, quantised where there are block scales.
 
     Of A, few in each row are not zero, so that little can go wrong in sums, and what does shows.
     Whole numbers are as sparse as exact ones.
     """
+    draws = draws or TorchDraws(device)
     signature = problem.signature
     if signature.a.is_integer:
-        return exact_arguments(problem, device)
-    normal_a, normal_b = (torch.randn(s, device=device) for s in shapes_with_k_last(problem))
+        return exact_arguments(problem, device, draws)
+    normal_a, normal_b = map(draws.normal, shapes_with_k_last(problem))
     scales = signature.scales
     tensors = {}
     if scales is not None and scales.block is not None:
@@ -192,14 +199,14 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     else:
         tensors[Role.A] = _encode(normal_a, signature.a)
         tensors[Role.B] = _encode(normal_b, signature.b)
-    tensors[Role.A] = _few_of_each_row(tensors[Role.A])
+    tensors[Role.A] = _few_of_each_row(tensors[Role.A], draws)
     if scales is not None and scales.block is None:
         for role in (Role.SCALE_A, Role.SCALE_B):
-            tensors[role] = torch.rand(role_shape(problem, role), device=device) + 0.5
+            tensors[role] = draws.uniform(role_shape(problem, role)) + 0.5
     if Role.ADDEND in extra_roles(signature):
-        added = torch.randn(role_shape(problem, Role.ADDEND), device=device) * _times(signature)
+        added = draws.normal(role_shape(problem, Role.ADDEND)) * _times(signature)
         tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
-    return _complete(problem, tensors, device, has_exact_sums=False)
+    return _complete(problem, tensors, device, draws, has_exact_sums=False)
 
 
 def _times(signature: Signature) -> int:
@@ -211,9 +218,9 @@ FEW = 4
 """Elements of a row of A that are not zero in random arguments."""
 
 
-def _few_of_each_row(encoded: torch.Tensor) -> torch.Tensor:
+def _few_of_each_row(encoded: torch.Tensor, draws: Draws) -> torch.Tensor:
     codes = encoded.view(torch.uint8 if encoded.element_size() == 1 else torch.int16)
-    places = torch.randint(codes.shape[-1], (*codes.shape[:-1], FEW), device=codes.device)
+    places = draws.integers(0, codes.shape[-1], (*codes.shape[:-1], FEW))
     few = torch.zeros_like(codes).scatter_(-1, places, codes.gather(-1, places))
     return few.view(encoded.dtype)
 
@@ -229,7 +236,7 @@ def _encode(values: torch.Tensor, dtype: DType) -> torch.Tensor:
     return encode_fp4(values) if dtype is DType.FP4_E2M1 else values.to(torch_dtype(dtype))
 
 
-def _exact_scales(problem: Problem, device: str) -> dict[Role, torch.Tensor]:
+def _exact_scales(problem: Problem, device: str, draws: Draws) -> dict[Role, torch.Tensor]:
     scales = problem.signature.scales
     if scales is None:
         return {}
@@ -238,11 +245,11 @@ def _exact_scales(problem: Problem, device: str) -> dict[Role, torch.Tensor]:
         return {role: torch.tensor([value], device=device) for role, value in values.items()}
 
     def exponents(rows: int, columns: int, most: int) -> torch.Tensor:
-        return torch.randint(-most, most + 1, (rows, columns), device=device)
+        return draws.integers(-most, most + 1, (rows, columns))
 
     if scales is ScaleRecipe.FP32_ROW:
         return {
-            role: torch.exp2(torch.randint(-1, 2, role_shape(problem, role), device=device).float())
+            role: torch.exp2(draws.integers(-1, 2, role_shape(problem, role)).float())
             for role in (Role.SCALE_A, Role.SCALE_B)
         }
     assert scales.block is not None
@@ -260,7 +267,12 @@ def _encode_scale(values: torch.Tensor, dtype: DType) -> torch.Tensor:
 
 
 def _complete(
-    problem: Problem, tensors: dict[Role, torch.Tensor], device: str, *, has_exact_sums: bool
+    problem: Problem,
+    tensors: dict[Role, torch.Tensor],
+    device: str,
+    draws: Draws,
+    *,
+    has_exact_sums: bool,
 ) -> Arguments:
     """Lay A and B out as the signature says, and add the ends of groups and the result."""
     layout = problem.signature.layout
@@ -270,30 +282,30 @@ def _complete(
     if problem.signature.op.has_groups:
         is_along_k = problem.signature.op is Op.K_GROUPED_MM
         shared = problem.k if is_along_k else problem.m
-        tensors[Role.OFFSETS] = group_ends(shared, problem.groups, device)
+        tensors[Role.OFFSETS] = group_ends(shared, problem.groups, draws)
     if Role.ROWS in extra_roles(problem.signature):
-        tensors[Role.ROWS] = named_rows(problem, device)
+        tensors[Role.ROWS] = named_rows(problem, draws)
     if Role.SUMS in extra_roles(problem.signature):
         tensors[Role.SUMS] = torch.zeros(role_shape(problem, Role.SUMS), device=device)
     tensors[Role.OUT] = poisoned(role_shape(problem, Role.OUT), problem.signature.out, device)
     return Arguments(problem=problem, tensors=tensors, has_exact_sums=has_exact_sums)
 
 
-def named_rows(problem: Problem, device: str) -> torch.Tensor:
+def named_rows(problem: Problem, draws: Draws) -> torch.Tensor:
     """Any rows of B, some of them several times, and some that are just outside of it.
 
     Of groups, any rows of A.
     """
     if problem.signature.op.has_groups:
-        return torch.randint(problem.m, (problem.m,), device=device, dtype=torch.int32)
+        return draws.integers(0, problem.m, (problem.m,)).to(torch.int32)
     count = role_shape(problem, Role.B)[0]
-    drawn = torch.randint(-2, count + 2, role_shape(problem, Role.ROWS), device=device)
+    drawn = draws.integers(-2, count + 2, role_shape(problem, Role.ROWS))
     return drawn.to(torch.int32)
 
 
-def group_ends(shared: int, groups: int, device: str) -> torch.Tensor:
+def group_ends(shared: int, groups: int, draws: Draws) -> torch.Tensor:
     """Where groups of any sizes end, the last at ``shared``; of three, the second is empty."""
-    ends = torch.randint(0, shared + 1, (groups,), device=device).sort().values
+    ends = draws.integers(0, shared + 1, (groups,)).sort().values
     ends[-1] = shared
     if groups > 2:
         ends[1] = ends[0]

@@ -56,8 +56,8 @@ empty_a, empty_b, buffer = torch.empty(8, 0), torch.empty(0, 8), torch.ones(8, 1
 with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), 0x77):
     lib.launch(register(), on(empty_a), on(empty_b), on(buffer[:, 4:12]))
 assert (buffer[:, 4:12] == 0).all() and buffer.sum() == 64
-print(ctypes.c_int.in_dll(driver, "memsets").value,
-      ctypes.c_void_p.in_dll(driver, "last_stream").value)
+print(ctypes.c_int.in_dll(driver, "nvgemm_emulated_memsets").value,
+      ctypes.c_void_p.in_dll(driver, "nvgemm_emulated_last_stream").value)
 """
     assert driver.run(script).split() == ["1", str(0x77)]
 

@@ -161,10 +161,10 @@ x, y, z = torch.randn(8, 8), torch.randn(8, 8), torch.full((8, 8), float("nan"))
 def test_clusters_are_as_many_as_the_device_runs_at_once(driver: FakeDriver) -> None:
     said = driver.run(f"""{CLUSTERS}
 print([clusters(size) for size in (1, 2, 4, 8, 16)], [clusters(size, 1) for size in (1, 2, 16)])
-asked = ctypes.c_int.in_dll(driver, "occupancy_questions").value
+asked = ctypes.c_int.in_dll(driver, "nvgemm_emulated_occupancy_questions").value
 print([clusters(size) for size in (1, 2, 4, 8, 16)])
-print(asked, ctypes.c_int.in_dll(driver, "occupancy_questions").value,
-      ctypes.c_int.in_dll(driver, "modules").value)
+print(asked, ctypes.c_int.in_dll(driver, "nvgemm_emulated_occupancy_questions").value,
+      ctypes.c_int.in_dll(driver, "nvgemm_emulated_modules").value)
 """).splitlines()
     assert said[0] == "[132, 66, 32, 16, 8] [112, 56, 7]"
     assert said[1] == "[132, 66, 32, 16, 8]"

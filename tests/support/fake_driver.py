@@ -91,7 +91,7 @@ def set_capability(capability: int) -> None:
 
 def set_variable(name: str, value: int) -> None:
     """Sets a variable by which tests make the driver fail."""
-    ctypes.c_int.in_dll(_driver(), name).value = value
+    ctypes.c_int.in_dll(_driver(), f"nvgemm_emulated_{name}").value = value
 
 
 def _driver() -> ctypes.CDLL:

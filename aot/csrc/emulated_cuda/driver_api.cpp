@@ -11,13 +11,17 @@ using namespace nvgemm::emulated;  // NOLINT(build/namespaces): all below has C 
 // Counters that tests read, and what they make fail.
 extern "C" {
 #pragma GCC visibility push(default)
-int memsets, modules, occupancy_questions, init_result, rejects_ptx;
-void* last_stream;
+int nvgemm_emulated_memsets;
+int nvgemm_emulated_modules;  // loaded ones
+int nvgemm_emulated_occupancy_questions;
+int nvgemm_emulated_init_result;
+int nvgemm_emulated_rejects_ptx;
+void* nvgemm_emulated_last_stream;
 #pragma GCC visibility pop
 }
 
 NVGEMM_EXPORT Result cuInit(unsigned) {
-  if (init_result != 0) return init_result;
+  if (nvgemm_emulated_init_result != 0) return nvgemm_emulated_init_result;
   const std::lock_guard<std::mutex> lock(StateMutex());
   return DeviceCount() == 0 ? kNoDevice : kSuccess;
 }
@@ -64,8 +68,8 @@ NVGEMM_EXPORT Result cuCtxSetCurrent(void* context) {
 NVGEMM_EXPORT Result cuMemsetD2D8Async(Address to, std::size_t pitch, unsigned char value,
                                        std::size_t width, std::size_t height, void* stream) {
   if (pitch < width) return kInvalidValue;
-  ++memsets;
-  last_stream = stream;
+  ++nvgemm_emulated_memsets;
+  nvgemm_emulated_last_stream = stream;
   for (std::size_t row = 0; row < height; ++row) {
     std::memset(reinterpret_cast<char*>(to) + row * pitch, value, width);
   }
@@ -87,18 +91,18 @@ NVGEMM_EXPORT Result cuThreadExchangeStreamCaptureMode(int* mode) {
 }
 
 NVGEMM_EXPORT Result cuModuleLoadData(void** module, const void* image) {
-  if (rejects_ptx != 0) return kInvalidPtx;
+  if (nvgemm_emulated_rejects_ptx != 0) return kInvalidPtx;
   if (capture_mode != kRelaxedCapture || CurrentContext() == nullptr) return kInvalidPtx;
   if (std::strstr(static_cast<const char*>(image), ".entry nothing()") == nullptr) {
     return kInvalidPtx;
   }
-  ++modules;
+  ++nvgemm_emulated_modules;
   *module = new Kernel{nullptr, "nothing", {}};
   return kSuccess;
 }
 
 NVGEMM_EXPORT Result cuModuleUnload(void* module) {
-  --modules;
+  --nvgemm_emulated_modules;
   delete static_cast<Kernel*>(module);
   return kSuccess;
 }
@@ -115,7 +119,7 @@ NVGEMM_EXPORT Result cuFuncSetAttribute(void* function, int attribute, int value
 
 NVGEMM_EXPORT Result cuOccupancyMaxActiveClusters(int* clusters, void* function,
                                                   const DriverLaunch* config) {
-  ++occupancy_questions;
+  ++nvgemm_emulated_occupancy_questions;
   if (config->attribute_count != 1 || config->attributes->id != kClusterDimension) {
     return kInvalidValue;
   }

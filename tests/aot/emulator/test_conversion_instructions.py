@@ -102,7 +102,10 @@ def _brain(code: int) -> float:
 
 
 def test_integers_change_width() -> None:
-    words = np.array([0, 1, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x80000000, 0xFFFFFFFF, 0x12345680], np.uint32)
+    words = np.array(
+        [0, 1, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x80000000, 0xFFFFFFFF, 0x12345680],
+        np.uint32,
+    )
     as_int = words.view(np.int32).astype(np.int64)
     assert evaluate("cvt.s64.s32 {0}, {1};", np.int64, words).tolist() == as_int.tolist()
     assert evaluate("cvt.u64.u32 {0}, {1};", np.uint64, words).tolist() == words.tolist()
@@ -202,9 +205,7 @@ def test_fp8_matches_torch(kind: str, dtype: torch.dtype, largest: float) -> Non
     )
     equal_or_nan((found >> 8).astype(np.uint8), wanted, nan, 0x7F)
     equal_or_nan((found & 255).astype(np.uint8), wanted[::-1], nan[::-1], 0x7F)
-    relu = evaluate(
-        f"cvt.rn.satfinite.relu.{kind}x2.f32 {{0}}, {{1}}, {{1}};", np.uint16, bits
-    )
+    relu = evaluate(f"cvt.rn.satfinite.relu.{kind}x2.f32 {{0}}, {{1}}, {{1}};", np.uint16, bits)
     equal_or_nan((relu & 255).astype(np.uint8), np.where(np.signbit(SINGLES), 0, wanted), nan, 0x7F)
     codes = np.arange(256, dtype=np.uint16) | np.arange(255, -1, -1, dtype=np.uint16) << 8
     wide = evaluate(f"cvt.rn.f16x2.{kind}x2 {{0}}, {{1}};", np.uint32, codes)

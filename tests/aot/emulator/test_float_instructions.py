@@ -204,9 +204,7 @@ def f16(bits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
-@pytest.mark.parametrize(
-    ("kind", "widen", "format"), [("f16", f16, HALF), ("bf16", bf16, BRAIN)]
-)
+@pytest.mark.parametrize(("kind", "widen", "format"), [("f16", f16, HALF), ("bf16", bf16, BRAIN)])
 def test_half_precision_is_rounded_once(
     kind: str, widen: Callable[[np.ndarray], np.ndarray], format: Format, name: str
 ) -> None:
@@ -263,13 +261,20 @@ def test_saturation_and_relu() -> None:
     values = bits(-1.0, 0.25, 2.0, math.nan, -math.inf, math.inf)
     one = bits(*[1.0] * 6)
     assert single("mul.sat.f32 {0}, {1}, {2};", values, one) == [0, 0.25, 1, 0, 0, 1]
-    assert single("fma.rn.sat.f32 {0}, {1}, {2}, {1};", values, bits(*[0.0] * 6))[:3] == [0, 0.25, 1]
+    assert single("fma.rn.sat.f32 {0}, {1}, {2}, {1};", values, bits(*[0.0] * 6))[:3] == [
+        0,
+        0.25,
+        1,
+    ]
     halves = np.array([0xBC00, 0x3C00, 0x7E00], np.uint16)
     found = evaluate("fma.rn.relu.f16 {0}, {1}, {1}, {1};", np.uint16, halves)
     assert found.tolist() == [0, 0x4000, 0x7FFF]
     minus = np.array([0x3C00] * 3, np.uint16)
     found = evaluate(
-        "{{ .reg .b16 t; neg.f16 t, {2}; fma.rn.relu.f16 {0}, {2}, t, t; }}", np.uint16, halves, minus
+        "{{ .reg .b16 t; neg.f16 t, {2}; fma.rn.relu.f16 {0}, {2}, t, t; }}",
+        np.uint16,
+        halves,
+        minus,
     )
     assert found.tolist() == [0, 0, 0]
 
@@ -333,7 +338,9 @@ def test_roots_and_reciprocals_are_rounded_once(mode: str) -> None:
             else:
                 assert ((below + here) / 2) ** 2 <= exact <= ((above + here) / 2) ** 2
         else:
-            assert same(found, math.sqrt(number) if number >= 0 else (number or math.nan) * math.nan)
+            assert same(
+                found, math.sqrt(number) if number >= 0 else (number or math.nan) * math.nan
+            )
 
 
 def test_elementary_functions_are_close() -> None:

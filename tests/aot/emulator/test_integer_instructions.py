@@ -119,9 +119,7 @@ def test_sums_of_products() -> None:
             f"mul24.{part}.s32 {{0}}, {{1}}, {{2}};",
             32,
             (32, 32),
-            lambda a, b, shift=shift: (
-                signed(a & 0xFFFFFF, 24) * signed(b & 0xFFFFFF, 24) >> shift
-            ),
+            lambda a, b, shift=shift: signed(a & 0xFFFFFF, 24) * signed(b & 0xFFFFFF, 24) >> shift,
             "s",
         )
         check(
@@ -288,9 +286,7 @@ def test_counted_bits(bits: int) -> None:
     one = (bits,)
     check(f"popc.b{bits} {{0}}, {{1}};", 32, one, lambda a: bin(a).count("1"))
     check(f"clz.b{bits} {{0}}, {{1}};", 32, one, lambda a: bits - a.bit_length())
-    check(
-        f"brev.b{bits} {{0}}, {{1}};", bits, one, lambda a: int(f"{a:0{bits}b}"[::-1], 2)
-    )
+    check(f"brev.b{bits} {{0}}, {{1}};", bits, one, lambda a: int(f"{a:0{bits}b}"[::-1], 2))
     check(f"bfind.u{bits} {{0}}, {{1}};", 32, one, lambda a: a.bit_length() - 1)
 
     def highest(a: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.errors import DriverError
 
+from ...verify.host.elf import HEADER, MAGIC, cubin_bytes
 from ..machine.launch import Extent
 
 _COOPERATIVE, _CLUSTER_DIMENSION, _DEPENDENT_LAUNCH = 2, 4, 6
@@ -22,10 +23,6 @@ _FATBIN_MAGIC = 0xBA55ED50
 _FATBIN_HEADER = struct.Struct("<IHHQ")
 """Header of CUDA's container for device code (fatbinary_section.h): magic, version, header bytes,
 and bytes that follow."""
-
-_ELF_HEADER = struct.Struct("<40xQ10xHH2x")
-"""ELF64 header: offset of the section table at byte 40, and its entries' size and number at
-byte 58. The table is the last part of a cubin."""
 
 
 class LaunchStruct(ctypes.Structure):
@@ -142,11 +139,9 @@ def read_image(address: int) -> bytes:
     )
     if magic == _FATBIN_MAGIC:
         return ctypes.string_at(address, header_bytes + size)
-    if magic == int.from_bytes(b"\x7fELF", "little"):
-        table, entry_bytes, entries = _ELF_HEADER.unpack(
-            ctypes.string_at(address, _ELF_HEADER.size)
-        )
-        return ctypes.string_at(address, table + entry_bytes * entries)
+    if magic == int.from_bytes(MAGIC[:4], "little"):
+        header = HEADER.unpack(ctypes.string_at(address, HEADER.size))
+        return ctypes.string_at(address, cubin_bytes(header))
     raise DriverError(f"device code begins with {magic:#010x}: neither a container nor a cubin")
 
 

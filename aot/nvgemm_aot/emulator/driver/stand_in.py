@@ -113,7 +113,7 @@ def load_stand_in(cuda: str | None = None) -> StandIn:
                 f"{path} is missing: nvgemm-aot was installed without its native part; "
                 f"run: {install_command(reinstall=True)}"
             )
-        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(path))
         if ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)._handle != library._handle:
             raise DriverError(
                 "this process has loaded another CUDA driver; emulate in a process that has not "
@@ -121,6 +121,8 @@ def load_stand_in(cuda: str | None = None) -> StandIn:
             )
         if cuda is not None:
             with tempfile.TemporaryDirectory(prefix="nvgemm-emulator-") as directory:
-                # Global, so that payloads find its functions before NVIDIA's library's.
-                ctypes.CDLL(str(link_archive(cuda, path, Path(directory))), mode=ctypes.RTLD_GLOBAL)
+                linked = link_archive(cuda, path, Path(directory))
+                # Global: payloads find its functions before those of NVIDIA's library. Bound
+                # deeply: it finds the stand-in's before those of a CUDA runtime that torch loaded.
+                ctypes.CDLL(str(linked), mode=os.RTLD_GLOBAL | os.RTLD_DEEPBIND)
     return StandIn(library)

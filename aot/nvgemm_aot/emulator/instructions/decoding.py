@@ -38,6 +38,7 @@ from .tensor_cores import (
     tensor_commits,
     tensor_multiply,
     tensor_registers,
+    warp_group_multiply,
 )
 
 _FAMILIES = (
@@ -51,6 +52,7 @@ _FAMILIES = (
     tensor_commits,
     tensor_multiply,
     tensor_registers,
+    warp_group_multiply,
     arithmetic,
     bits,
     block_sync,

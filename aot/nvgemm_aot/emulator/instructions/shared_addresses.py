@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
-
 from ..errors import EmulationError, MemoryAccessError
 from ..machine.addresses import SHARED_WINDOW
 from ..machine.hierarchy import Block, Warp
@@ -28,7 +26,7 @@ def shared_address(
         operand: The address, in a register of 32 or 64 bits.
         instruction: The instruction that has it.
         program: The program that has that.
-        generic: Whether the instruction names no state space, so that the address is generic.
+        generic: True if the instruction names no state space, so that the address is generic.
 
     Raises:
         UnsupportedPtxError: If the operand is no address.
@@ -67,5 +65,5 @@ def locate(warp: Warp, place: int) -> tuple[Block, int]:
 
 def active_lanes(mask: Mask) -> list[int]:
     """Returns the numbers of a mask's lanes."""
-    found: list[int] = np.flatnonzero(mask).tolist()
+    found: list[int] = mask.nonzero()[0].tolist()
     return found

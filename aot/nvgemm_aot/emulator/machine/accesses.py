@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from .addresses import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
-from .hierarchy import Block, Warp
+from .hierarchy import Warp
 
 Values = Any
 """Unsigned integers of shape (lanes, elements)."""
@@ -40,27 +41,31 @@ def load(warp: Warp, space: Space, addresses: Any, width: int, count: int) -> Va
     """Returns what active lanes read: ``count`` elements of ``width`` bytes each.
 
     Args:
+        warp: The warp.
+        space: State space of the addresses.
         addresses: One address for each active lane, as uint32 or uint64.
+        width: Bytes of an element.
+        count: Elements of a lane.
 
     Raises:
         MemoryAccessError: If an address is not aligned, or its bytes are not within memory.
     """
     size = width * count
     _check_alignment(addresses, size)
-    out = None
-    for cells, index, lanes in _places(warp, space, addresses, size, writes=False):
-        if isinstance(index, tuple):
-            (base,) = index
-            found = cells[base[:, None] + np.arange(size)].view(_CELLS[width])
-        else:
-            found = cells.view(_CELLS[width]).reshape(-1, count)[index]
-        if lanes is None:
-            return found
-        if out is None:
-            out = np.empty((len(addresses), count), _CELLS[width])
-        out[lanes] = found
-    assert out is not None
+    places = _places(warp, space, addresses, size, False)
+    cells, index, lanes = places[0]
+    if lanes is None:
+        return _read(cells, index, width, count)
+    out = np.empty((len(addresses), count), _CELLS[width])
+    for cells, index, lanes in places:
+        out[lanes] = _read(cells, index, width, count)
     return out
+
+
+def _read(cells: Any, index: Any, width: int, count: int) -> Values:
+    if isinstance(index, _Bytes):
+        return cells[index.offsets[:, None] + np.arange(width * count)].view(_CELLS[width])
+    return cells.view(_CELLS[width]).reshape(-1, count)[index]
 
 
 def store(warp: Warp, space: Space, addresses: Any, values: Values) -> None:
@@ -73,11 +78,11 @@ def store(warp: Warp, space: Space, addresses: Any, values: Values) -> None:
     count, width = values.shape[1], values.itemsize
     size = width * count
     _check_alignment(addresses, size)
-    for cells, index, lanes in _places(warp, space, addresses, size, writes=True):
+    for cells, index, lanes in _places(warp, space, addresses, size, True):
         chosen = values if lanes is None else values[lanes]
-        if isinstance(index, tuple):
-            (base,) = index
-            cells[base[:, None] + np.arange(size)] = np.ascontiguousarray(chosen).view(np.uint8)
+        if isinstance(index, _Bytes):
+            chosen = np.ascontiguousarray(chosen).view(np.uint8)
+            cells[index.offsets[:, None] + np.arange(size)] = chosen
         else:
             cells.view(_CELLS[width]).reshape(-1, count)[index] = chosen
     warp.block.cluster.grid.progress += 1
@@ -87,107 +92,99 @@ def _check_alignment(addresses: Any, size: int) -> None:
     if size & (size - 1):
         raise EmulationError(f"accesses {size} bytes, must be a power of two")
     if size > 1:
-        low = addresses & addresses.dtype.type(size - 1)
-        if np.count_nonzero(low):
-            first = int(addresses[np.flatnonzero(low)[0]])
+        wrong = addresses & addresses.dtype.type(size - 1)
+        if wrong.any():
+            first = int(addresses[wrong.nonzero()[0][0]])
             raise MemoryAccessError(f"address {first:#x} must be a multiple of {size}")
 
 
-def _places(
-    warp: Warp, space: Space, addresses: Any, size: int, *, writes: bool
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields bytes, indices in units of the access, and lanes (None: all) of each memory.
+@dataclass(frozen=True)
+class _Bytes:
+    """Byte offsets into a memory whose begin is not aligned as the access is."""
 
-    Where a memory's begin is not aligned, the index is a tuple of one array of byte offsets.
-    """
+    offsets: Any
+
+
+_Place: TypeAlias = tuple[Any, Any, Any]
+"""Bytes of a memory, indices there in units of the access (or `_Bytes`), and lanes; None: all."""
+
+
+def _places(warp: Warp, space: Space, addresses: Any, size: int, writes: bool) -> Sequence[_Place]:
+    """Returns where lanes access memory; most often all lanes access the same one."""
+    if space is Space.SHARED:
+        ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
+        return _by_key(ranks, _shared_places, warp, addresses, size, writes)
+    if space is Space.GLOBAL:
+        return _global_places(0, warp, addresses, size, writes)
+    if space is Space.PARAMETER:
+        return _parameter_places(0, warp, addresses, size, writes)
     if space is Space.GENERIC:
         windows = addresses >> np.uint64(WINDOW_SHIFT)
-        yield from _by_key(windows, _generic_places, warp, addresses, size, writes)
-    elif space is Space.SHARED:
-        ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
-        yield from _by_key(ranks, _shared_places, warp, addresses, size, writes)
-    elif space is Space.PARAMETER:
-        yield from _parameter_places(0, warp, addresses, size, writes)
-    elif space is Space.GLOBAL:
-        yield from _global_places(warp, addresses, size, writes)
-    else:
-        raise EmulationError("accesses local memory, which is not emulated")
+        return _by_key(windows, _generic_places, warp, addresses, size, writes)
+    raise EmulationError("accesses local memory, which is not emulated")
 
 
-_Placer = Callable[[int, Warp, Any, int, bool], "Iterator[tuple[Any, Any, Any]]"]
+_Placer: TypeAlias = Callable[[int, Warp, Any, int, bool], Sequence[_Place]]
 
 
 def _by_key(
     keys: Any, places: _Placer, warp: Warp, addresses: Any, size: int, writes: bool
-) -> Iterator[tuple[Any, Any, Any]]:
+) -> Sequence[_Place]:
     """Splits lanes by a key that most often is the same for all."""
     first = int(keys[0])
-    if np.count_nonzero(keys != keys.dtype.type(first)) == 0:
-        yield from places(first, warp, addresses, size, writes)
-        return
-    for key in np.unique(keys).tolist():
-        (lanes,) = np.nonzero(keys == keys.dtype.type(key))
-        for cells, index, within in places(key, warp, addresses[lanes], size, writes):
-            yield cells, index, lanes if within is None else lanes[within]
+    if keys.tobytes() == keys[:1].tobytes() * len(keys):
+        return places(first, warp, addresses, size, writes)
+    found: list[_Place] = []
+    for key in dict.fromkeys(keys.tolist()):
+        lanes = (keys == key).nonzero()[0]
+        found += _of_lanes(places(key, warp, addresses[lanes], size, writes), lanes)
+    return found
+
+
+def _of_lanes(places: Sequence[_Place], lanes: Any) -> Iterator[_Place]:
+    for cells, index, within in places:
+        yield cells, index, lanes if within is None else lanes[within]
 
 
 def _generic_places(
     window: int, warp: Warp, addresses: Any, size: int, writes: bool
-) -> Iterator[tuple[Any, Any, Any]]:
+) -> Sequence[_Place]:
     if window == SHARED_WINDOW >> WINDOW_SHIFT:
         within = (addresses - np.uint64(SHARED_WINDOW)).astype(np.uint32)
-        yield from _places(warp, Space.SHARED, within, size, writes=writes)
-    elif window == PARAMETER_WINDOW >> WINDOW_SHIFT:
-        yield from _parameter_places(window, warp, addresses, size, writes)
-    else:
-        yield from _global_places(warp, addresses, size, writes)
+        return _places(warp, Space.SHARED, within, size, writes)
+    if window == PARAMETER_WINDOW >> WINDOW_SHIFT:
+        return _parameter_places(window, warp, addresses, size, writes)
+    return _global_places(window, warp, addresses, size, writes)
 
 
 def _shared_places(
     rank: int, warp: Warp, addresses: Any, size: int, writes: bool
-) -> Iterator[tuple[Any, Any, Any]]:
-    block = shared_block(warp, rank, int(addresses[0]))
-    offsets = (addresses & addresses.dtype.type(OFFSET_MASK)).astype(np.int64) - SHARED_BASE
-    check_shared(block, int(offsets.min()), int(offsets.max()) + size, writes=writes)
-    ordering = warp.block.cluster.grid.ordering
-    (ordering.write if writes else ordering.read)(warp, block, offsets, size)
-    yield block.shared_cells, offsets // size, None
-
-
-def shared_block(warp: Warp, rank: int, address: int) -> Block:
-    """Returns the block of a rank in the warp's cluster.
-
-    Raises:
-        MemoryAccessError: If there is none.
-    """
+) -> Sequence[_Place]:
     blocks = warp.block.cluster.blocks
     if rank >= len(blocks):
         raise MemoryAccessError(
-            f"shared address {address:#x} is of block {rank} of a cluster of {len(blocks)}"
+            f"shared address {int(addresses[0]):#x} is of block {rank} of a cluster of "
+            f"{len(blocks)}"
         )
-    return blocks[rank]
-
-
-def check_shared(block: Block, first: int, end: int, *, writes: bool) -> None:
-    """Checks that bytes from an offset to before another lie in a block's shared memory.
-
-    Raises:
-        MemoryAccessError: If they do not.
-    """
+    block = blocks[rank]
+    offsets = (addresses & addresses.dtype.type(OFFSET_MASK)).astype(np.int64) - SHARED_BASE
+    first, end = int(offsets.min()), int(offsets.max()) + size
     if first < 0 or end > len(block.shared):
         raise MemoryAccessError(
             f"{'writes' if writes else 'reads'} bytes {first} to {end - 1} of the shared memory of "
             f"block {block.index}, which has {len(block.shared)} bytes"
         )
+    ordering = warp.block.cluster.grid.ordering
+    (ordering.write if writes else ordering.read)(warp, block, offsets, size)
+    return ((block.shared_cells, offsets // size, None),)
 
 
 def _parameter_places(
     _: int, warp: Warp, addresses: Any, size: int, writes: bool
-) -> Iterator[tuple[Any, Any, Any]]:
+) -> Sequence[_Place]:
     if writes:
         raise MemoryAccessError("writes parameters, which must only be read")
     grid = warp.block.cluster.grid
-    data = grid.parameter_cells
     offsets = (addresses - np.uint64(PARAMETER_WINDOW)).view(np.int64)
     first, end = int(offsets.min()), int(offsets.max()) + size
     if first < 0 or end > grid.program.parameter_bytes:
@@ -195,30 +192,26 @@ def _parameter_places(
             f"reads bytes {first} to {end - 1} of the parameters, which have "
             f"{grid.program.parameter_bytes} bytes"
         )
-    yield data, offsets // size, None
+    return ((grid.parameter_cells, offsets // size, None),)
 
 
-def _global_places(
-    warp: Warp, addresses: Any, size: int, writes: bool
-) -> Iterator[tuple[Any, Any, Any]]:
+def _global_places(_: int, warp: Warp, addresses: Any, size: int, writes: bool) -> Sequence[_Place]:
     memory = warp.block.cluster.grid.memory
-    first, last = int(addresses.min()), int(addresses.max())
-    region = memory.holding(first, last + size - 1)
+    first, end = int(addresses.min()), int(addresses.max()) + size
+    region = memory.holding(first, end - 1)
     if region is None:
         # Lanes access several tensors, or none.
         groups: dict[int, list[int]] = {}
         for lane, address in enumerate(addresses.tolist()):
-            found = memory.find(address, address + size - 1, writes=writes)
-            groups.setdefault(found.address, []).append(lane)
-        for lanes in groups.values():
-            chosen = np.array(lanes)
-            for cells, index, _ in _global_places(warp, addresses[chosen], size, writes):
-                yield cells, index, chosen
-        return
+            holder = memory.find(address, address + size - 1, writes=writes)
+            groups.setdefault(holder.address, []).append(lane)
+        found: list[_Place] = []
+        for lanes in map(np.array, groups.values()):
+            found += _of_lanes(_global_places(0, warp, addresses[lanes], size, writes), lanes)
+        return found
     if writes:
-        memory.find(first, last + size - 1, writes=True)
+        memory.find(first, end - 1, writes=True)
     offsets = (addresses - np.uint64(region.address)).view(np.int64)
     if region.address % size:
-        yield region.data, (offsets,), None
-    else:
-        yield region.data[: len(region.data) // size * size], offsets // size, None
+        return ((region.data, _Bytes(offsets), None),)
+    return ((region.data[: len(region.data) // size * size], offsets // size, None),)

@@ -347,6 +347,4 @@ class RaceDetector(Ordering):
             and event.operation is None
             and not access.known.asynchronous >> event.segment & 1
         ):
-            self._findings.report_invisible(
-                access, event, block, was_read=was_read, reads=reads
-            )
+            self._findings.report_invisible(access, event, block, was_read=was_read, reads=reads)

@@ -48,7 +48,7 @@ class EmulatedDevice:
     Attributes:
         profile: Its product.
         calls: Kernel calls, in order. A failed one is among them.
-        failures: Exceptions from `Run`, in order: compiled code may hide one by falling back to
+        failures: Failed calls' exceptions, in order: compiled code may hide one by falling back to
             ATen.
     """
 
@@ -94,15 +94,17 @@ class EmulatedDevice:
         self._driver.failure = None
         try:
             yield
+            if self._driver.failure is not None:
+                raise self._driver.failure
+            if unsupported := self._driver.unsupported():
+                raise DriverError(
+                    f"kernel {kernel_id[:12]}: the emulated driver lacks {', '.join(unsupported)}"
+                )
+        except BaseException as failure:
+            self.failures.append(failure)
+            raise
         finally:
             self._thread.call = None
-        if self._driver.failure is not None:
-            self.failures.append(self._driver.failure)
-            raise self._driver.failure
-        if unsupported := self._driver.unsupported():
-            raise DriverError(
-                f"kernel {kernel_id[:12]}: the emulated driver lacks {', '.join(unsupported)}"
-            )
 
     def _launch(self, launch: CaughtLaunch) -> None:
         call = getattr(self._thread, "call", None)
@@ -125,7 +127,8 @@ def start(profile: DeviceProfile, run: Run, cuda: str = CUDA_VERSIONS[0]) -> Emu
     Args:
         profile: The GPU's product.
         run: Executes launches; see `Run`.
-        cuda: CUDA major version for which kernels were built, e.g. ``cu13``.
+        cuda: CUDA major version for which kernels were built, e.g. ``cu13``. `nvgemm_runtime` takes
+            torch for one that was built for its first release, e.g. 13.0.
 
     Raises:
         DriverError: If the process emulates a device already, or uses CUDA.
@@ -163,6 +166,24 @@ def _replace_facts(profile: DeviceProfile, cuda: str) -> None:
         return replace(facts, wants_determinism=wants_determinism)
 
     device._device_facts = emulated_facts  # type: ignore[assignment]
+    _remember_cuda(f"{cuda.removeprefix('cu')}.0")
+
+
+def _remember_cuda(version: str) -> None:
+    """Makes `nvgemm_runtime` remember that torch was built for a CUDA version, e.g. ``13.0``.
+
+    Its functions ask torch once. Torch itself goes on without CUDA.
+    """
+    import torch
+
+    actual = torch.version.cuda
+    torch.version.cuda = version
+    try:
+        for function in (device.torch_cuda, device.torch_versions):
+            function.cache_clear()
+            function()
+    finally:
+        torch.version.cuda = actual
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,15 +35,19 @@ class TensorStruct(ctypes.Structure):
         extents = self.shape[: self.rank]
         if 0 in extents:
             return start, 0
-        if self.strides:
-            strides = self.strides[: self.rank]
-        else:  # compact, the last dimension fastest
-            strides, step = [0] * self.rank, 1
-            for dimension in reversed(range(self.rank)):
-                strides[dimension] = step
-                step *= extents[dimension]
+        strides = self.element_strides()
         last = sum((extent - 1) * stride for extent, stride in zip(extents, strides))
         return start, (last + 1) * self.bits * self.lanes // 8
+
+    def element_strides(self) -> list[int]:
+        """Returns the strides in elements; without any, the tensor is compact and row-major."""
+        if self.strides:
+            return list(self.strides[: self.rank])
+        strides, step = [0] * self.rank, 1
+        for dimension in reversed(range(self.rank)):
+            strides[dimension] = step
+            step *= self.shape[dimension]
+        return strides
 
 
 class AnyStruct(ctypes.Structure):

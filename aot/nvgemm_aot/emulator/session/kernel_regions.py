@@ -14,7 +14,10 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
 from ..machine.global_memory import Region
 from .ffi_structs import AnyStruct, TensorStruct, array_integers
 
-_WRITTEN = frozenset({Role.OUT.value, Role.SUMS.value, WORKSPACE})
+RESULTS = frozenset({Role.OUT.value, Role.SUMS.value})
+"""Parameters for results, as tensors."""
+
+_WRITTEN = RESULTS | {WORKSPACE}
 
 
 def kernel_regions(

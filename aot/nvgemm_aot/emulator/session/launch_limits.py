@@ -49,7 +49,8 @@ def cubin_of(image: bytes, kernel: str) -> Cubin:
     Raises:
         DriverError: If none in the image does.
     """
-    for cubin in read_cubins(image):
+    # The reader skips an image at byte 0, which in a payload is the host's.
+    for cubin in read_cubins(b"\0" + image):
         if any(function.name == kernel for function in cubin.kernels):
             return cubin
     raise DriverError(f"the launched device code has no kernel {kernel}")

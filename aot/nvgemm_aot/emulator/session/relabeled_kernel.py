@@ -15,7 +15,8 @@ from nvgemm_runtime.gemm.problem import Signature
 
 from ..machine.global_memory import Region
 from .ffi_structs import CUDA, FUNCTION, AnyStruct, TensorStruct, set_raised
-from .kernel_regions import kernel_regions
+from .kernel_regions import RESULTS, kernel_regions
+from .row_gaps import RowGaps
 
 Calling = Callable[[tuple[Region, ...]], AbstractContextManager[object]]
 """Entered around a call, with the memory that it may touch. Its exceptions are the call's."""
@@ -68,9 +69,16 @@ class RelabeledKernel:
             regions = kernel_regions(self._signature, self._parameters, arguments[:count])
             relabeled = (AnyStruct * count)(*arguments[:count])
             tensors = [self._relabel(*each) for each in zip(self._parameters, relabeled)]
+            results = [
+                RowGaps(parameter, tensor)
+                for parameter, tensor in zip(self._parameters, tensors)
+                if tensor is not None and parameter in RESULTS
+            ]
             with self._calling(regions):
                 status: int = self._launcher(handle, relabeled, count, result)
-            del tensors  # the launcher had pointers to them
+                if status == 0:
+                    for gaps in results:
+                        gaps.check()
             return status
         except BaseException as failure:  # the native part, written in C++, must see an error
             set_raised(type(failure).__name__, str(failure))

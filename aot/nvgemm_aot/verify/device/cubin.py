@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.target import Target
 
 from ...targets.profile import DeviceProfile
 from ..findings import Check, Finding
-from ..host.elf import HEADER, MAGIC, MalformedElfError, open_elf, reading
+from ..host.elf import HEADER, MAGIC, MalformedElfError, cubin_bytes, open_elf, reading
 
 EM_CUDA = 190
 """e_machine for device code (LLVM, BinaryFormat/ELF.h)."""
@@ -219,8 +219,7 @@ def _find_images(payload: bytes) -> Iterator[bytes]:
             header = HEADER.unpack_from(payload, start)
         size = len(MAGIC)
         if header[2] == EM_CUDA:
-            # The tables follow all contents: ptxas writes sections, then both tables.
-            size = max(header[5] + header[9] * header[10], header[6] + header[11] * header[12])
+            size = cubin_bytes(header)
             yield payload[start : start + size]
         start = payload.find(MAGIC, start + size)
 

@@ -17,6 +17,14 @@ MAGIC = b"\x7fELF\x02\x01\x01"
 """First bytes in every 64-bit little-endian ELF file, current version."""
 
 
+def cubin_bytes(header: tuple[Any, ...]) -> int:
+    """Returns a cubin's size in bytes, from its `HEADER`.
+
+    The tables follow all contents: ptxas writes sections, then both tables.
+    """
+    return int(max(header[5] + header[9] * header[10], header[6] + header[11] * header[12]))
+
+
 class MalformedElfError(Exception):
     """Invalid ELF image; the message says where."""
 

@@ -22,8 +22,8 @@ class BulkCopy:
     """A copy whose completion belongs to a group.
 
     Attributes:
-        has_read: Whether it has read all of its source.
-        is_done: Whether its writes are made, too.
+        has_read: Set once it has read all of its source.
+        is_done: Set once its writes are made, too.
         clock: What has happened once it has come this far.
     """
 

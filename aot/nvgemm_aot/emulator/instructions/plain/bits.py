@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ...machine.meanings import Computation
+from ...machine.lanes import LANES
+from ...machine.meanings import Computation, Source
 from ...ptx.operands import Immediate
 from ...ptx.program import Instruction, Program
 from ..registry import Qualifiers, decodes
-from ..values import BITS, natural_dtype, storage_dtype
+from ..values import BITS, destination, natural_dtype, source, storage_dtype
 from .computing import computed
 
 _LOGIC: dict[str, Callable[..., Any]] = {
@@ -48,16 +49,16 @@ def _shift(instruction: Instruction, program: Program) -> Computation:
     dtype, bits = natural_dtype(kind), BITS[kind]
     shifted = np.left_shift if left else np.right_shift
     signed = kind[0] == "s"
-    by = instruction.operands[-1]
+    result, value, by = instruction.operands
     if isinstance(by, Immediate) and 0 <= by.value < bits:
-        amount = np.full(32, by.value, dtype)
-        return computed(
-            instruction,
-            program,
-            lambda a: shifted(a, amount),
-            kind,
-            kind,
-            operands=instruction.operands[:-1],
+        return Computation(
+            function=shifted,
+            sources=(
+                source(value, kind, instruction, program),
+                Source(lanes=np.full(LANES, by.value, dtype)),
+            ),
+            results=(destination(result, instruction, kind),),
+            view=None if dtype is storage_dtype(kind) else storage_dtype(kind),
         )
 
     def function(a: Any, amount: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import EmulationError
 from ...machine.hierarchy import Warp
 from ...machine.lanes import FULL, LANES, Mask
-from ...machine.meanings import PARK, RETRY, Step, going_on
+from ...machine.meanings import PARK, RETRY, Step, Value, going_on
 from ...ptx.program import Instruction, Program
 from ..registry import Qualifiers, decodes
 from ..values import read
@@ -94,6 +94,7 @@ def _warp_barrier(qualifiers: Qualifiers, instruction: Instruction, program: Pro
     return going_on(step)
 
 
+_ALL = 0xFFFF_FFFF
 _BITS = np.arange(LANES, dtype=np.uint32)
 
 
@@ -103,8 +104,7 @@ def check_members(warp: Warp, mask: Mask, members: Any) -> None:
     Raises:
         EmulationError: If a named lane has not ended and is elsewhere, or a lane here is not named.
     """
-    named = int(members[0])
-    if mask is FULL and named == 0xFFFF_FFFF:
+    if mask is FULL and members[0] == _ALL:
         return
     named_lanes = (np.uint32(int(members[mask][0])) >> _BITS & 1).astype(bool)
     if (mask & ~named_lanes).any():

@@ -188,9 +188,11 @@ def _select(instruction: Instruction, program: Program) -> Computation:
     qualifiers = Qualifiers(instruction)
     kind = qualifiers.one_of(*_BITS, *_INTEGERS, "f32", "f64")
     qualifiers.end()
-    return computed(
-        instruction, program, lambda a, b, c: np.where(c, a, b), kind, kind, kind, "pred"
-    )
+    if len(instruction.operands) != 4:
+        raise instruction.unknown(f"a number of {len(instruction.operands)} operands")
+    result, first, second, condition = instruction.operands
+    operands = (result, condition, first, second)
+    return computed(instruction, program, np.where, kind, "pred", kind, kind, operands=operands)
 
 
 @decodes("slct")

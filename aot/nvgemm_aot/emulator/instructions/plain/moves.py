@@ -110,12 +110,14 @@ def _unpack(instruction: Instruction, program: Program, kind: str, vector: Vecto
     cut = np.dtype(f"u{bits // 8}").type
     whole = source(instruction.operands[1], kind, instruction, program)
 
+    count = len(results)
+
     def unpacked(value: Any) -> Any:
-        parts = value.view(cut).reshape(32, -1)
-        return tuple(
-            None if register is None else parts[:, place].astype(stored)
+        parts = value.view(cut).reshape(-1)
+        return [
+            None if register is None else parts[place::count].astype(stored)
             for place, register in enumerate(results)
-        )
+        ]
 
     if len(results) == 1:
         raise instruction.unknown("a vector of 1")

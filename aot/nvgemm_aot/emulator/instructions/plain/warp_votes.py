@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...machine.hierarchy import Warp
-from ...machine.lanes import LANE, LANES, Mask
+from ...machine.lanes import FULL, LANE, LANES, Mask
 from ...machine.meanings import Step, going_on, lanes_of
 from ...ptx.operands import Immediate, Pair
 from ...ptx.program import Instruction, Program
@@ -17,6 +17,7 @@ from ..values import destination, natural_dtype, read, source, storage_dtype
 from .block_sync import check_members
 
 _LANES64 = LANE.astype(np.int64)
+_FIRST, _IS_FIRST = np.zeros(LANES, np.uint32), LANE == 0
 _WEIGHTS = np.uint32(1) << LANE
 
 
@@ -215,6 +216,12 @@ def _elect(instruction: Instruction, program: Program) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         check_members(warp, mask, who(warp))
+        if mask is FULL:
+            if to is not None:
+                warp.registers[to] = _FIRST
+            if holds is not None:
+                warp.registers[holds] = _IS_FIRST
+            return
         first = mask.argmax()
         if to is not None:
             warp.put(to, np.full(LANES, first, np.uint32), mask)

@@ -1,0 +1,194 @@
+"""Runs a bundle's kernels on seeded operands, on a GPU or on an emulated one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.emulator.instruction_runs import pack, read_lines, unpack
+
+sys.path.append(str(Path(__file__).parents[2] / "tests/gpu"))
+from draws import SeededDraws
+from edges import edges, problem_of, steps
+from gemm_arguments import Arguments, exact_arguments, random_arguments
+from gemm_reference import has_exact_results
+
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.launch.select import load_kernel
+
+KEPT_BYTES = 1 << 19
+"""Results up to this size are kept whole; of larger ones, their digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCase:
+    """A kernel, a problem and the kind of its operands."""
+
+    kernel: Kernel
+    problem: Problem
+    exact: bool
+
+    @property
+    def name(self) -> str:
+        """Names the case in records."""
+        problem = self.problem
+        sizes = f"{problem.m}x{problem.n}x{problem.k}/{problem.batch}/{problem.groups}"
+        return f"{self.kernel.id[:16]}/{sizes}/{'exact' if self.exact else 'random'}"
+
+    def arguments(self, device: str) -> Arguments:
+        """Returns the operands, made on the CPU so that every machine has the same."""
+        draws = SeededDraws(zlib.crc32(self.name.encode()), "cpu")
+        make = exact_arguments if self.exact else random_arguments
+        made = make(self.problem, "cpu", draws)
+        moved = {role: tensor.to(device) for role, tensor in made.tensors.items()}
+        return Arguments(
+            problem=made.problem, tensors=moved, has_exact_sums=made.has_exact_sums
+        )
+
+    @property
+    def has_exact_result(self) -> bool:
+        """Whether the result must be equal bit for bit."""
+        return self.exact and has_exact_results(self.kernel.signature) and not self._is_gated
+
+    @property
+    def _is_gated(self) -> bool:
+        return self.kernel.signature.is_gated
+
+
+def cases_of(bundle: Path) -> Iterator[KernelCase]:
+    """Yields a small and a larger problem of whole numbers for each kernel, and a random one."""
+    with Bundle(bundle) as opened:
+        kernels = [each for each in opened.header.kernels if isinstance(each, Kernel)]
+    for kernel in sorted(kernels, key=lambda each: each.id):
+        signature = kernel.signature
+        small = edges(signature, kernel.alignment_bytes)[1]
+        step_m, step_n, step_k = steps(signature, kernel.alignment_bytes)
+        rows = -(-200 // step_m) * step_m
+        larger = problem_of(signature, rows, 256 + step_n, 192 + step_k, count=3)
+        yield KernelCase(kernel=kernel, problem=small, exact=True)
+        yield KernelCase(kernel=kernel, problem=larger, exact=True)
+        yield KernelCase(kernel=kernel, problem=small, exact=False)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def operands_digest(arguments: Arguments) -> str:
+    """Returns a digest of all tensors but the result, by role."""
+    joined = hashlib.sha256()
+    for role in sorted(arguments.tensors, key=lambda each: each.value):
+        if role not in (Role.OUT, Role.SUMS):
+            joined.update(role.value.encode())
+            joined.update(_bytes(arguments.tensors[role]))
+    return joined.hexdigest()
+
+
+def run_case(case: KernelCase, device: str) -> dict[str, Any]:
+    """Runs a case and returns its record."""
+    arguments = case.arguments(device)
+    line: dict[str, Any] = {
+        "case": case.name,
+        "kernel": case.kernel.id,
+        "operator": case.kernel.operator,
+        "signature": case.kernel.signature.key,
+        "operands_sha256": operands_digest(arguments),
+    }
+    begin = time.monotonic()
+    load_kernel(case.kernel.id).launch(
+        arguments.a, arguments.b, arguments.out, *arguments.others
+    )
+    if device == "cuda":
+        torch.cuda.synchronize()
+    line["seconds"] = round(time.monotonic() - begin, 3)
+    for role in (Role.OUT, Role.SUMS):
+        if role in arguments.tensors:
+            data = _bytes(arguments.tensors[role])
+            line[role.value] = {"sha256": _sha256(data), "bytes": len(data)}
+            if len(data) <= KEPT_BYTES:
+                line[role.value]["data"] = pack(data)
+    return line
+
+
+def run_all(bundle: Path, path: Path, device: str, only: str = "") -> None:
+    """Runs every case whose name or operator has a text in it; appends a line for each."""
+    done = {line["case"] for line in read_lines(path)}
+    for case in cases_of(bundle):
+        if case.name in done or (only not in case.name and only not in case.kernel.operator):
+            continue
+        try:
+            line = run_case(case, device)
+        except Exception as error:  # noqa: BLE001 - one kernel's failure is a row of the table
+            line = {
+                "case": case.name,
+                "operator": case.kernel.operator,
+                "signature": case.kernel.signature.key,
+                "error": f"{type(error).__name__}: {error}",
+            }
+        if device == "cuda":
+            line["device"] = torch.cuda.get_device_name()
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+_FLOATS = {"fp16": np.float16, "fp32": np.float32}
+
+
+def _ordered(data: bytes, kind: str) -> np.ndarray:
+    """Returns a result as integers in the order of its values."""
+    if kind in ("int8", "uint8", "int32"):
+        dtype = {"int8": np.int8, "uint8": np.uint8, "int32": np.int32}[kind]
+        return np.frombuffer(data, dtype).astype(np.int64)
+    bits = {"fp32": 32, "fp16": 16, "bf16": 16}.get(kind, 8)
+    codes = np.frombuffer(data, np.dtype(f"u{bits // 8}")).astype(np.int64)
+    top = 1 << (bits - 1)
+    return np.where(codes >= top, top - codes, codes)
+
+
+def compare(gpu: Path, emulated: Path) -> Iterator[tuple[str, str]]:
+    """Yields each case's name and outcome: `equal`, or by how much results differ."""
+    by_name = {line["case"]: line for line in read_lines(emulated)}
+    for line in read_lines(gpu):
+        name = f"{line['signature']} {line['operator']} {line['case'].split('/', 1)[1]}"
+        other = by_name.get(line["case"])
+        if "error" in line:
+            yield name, f"GPU: {line['error']}"
+        elif other is None:
+            yield name, "not emulated"
+        elif "error" in other:
+            yield name, other["error"]
+        elif line["operands_sha256"] != other["operands_sha256"]:
+            yield name, "other operands"
+        else:
+            kinds = {"out": line["signature"].split("/")[4], "sums": "fp32"}
+            parts = [
+                _difference(line[key], other[key], kinds[key]) for key in kinds if key in line
+            ]
+            yield name, "equal" if set(parts) == {"equal"} else ", ".join(parts)
+
+
+def _difference(gpu: dict[str, Any], emulated: dict[str, Any], kind: str) -> str:
+    if gpu["sha256"] == emulated["sha256"]:
+        return "equal"
+    if "data" not in gpu:
+        return "differs"
+    first, second = (_ordered(unpack(each["data"]), kind) for each in (gpu, emulated))
+    distance = np.abs(first - second)
+    return f"{int((distance > 0).sum())} of {len(first)} differ, by at most {distance.max()} ulps"
