@@ -318,7 +318,15 @@ class RaceDetector(Ordering):
         """Whether who comes after an access also comes, visibly, after an earlier reader."""
         event = self._histories.events[reader]
         assert event is not None
-        same_proxy = event.operation is not None or access.operation is None
+        earlier, later = event.operation, access.operation
+        if (
+            earlier is not None
+            and later is not None
+            and earlier.place == later.place
+            and earlier.known is later.known
+        ):
+            return True  # one warp issued both, and waits for both or for none
+        same_proxy = earlier is not None or later is None
         return same_proxy and self._is_before(event, access)
 
     def _is_before(self, event: Event, access: Access) -> bool:
