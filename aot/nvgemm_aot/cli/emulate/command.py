@@ -126,7 +126,9 @@ def emulate(
 
 
 def _require_right(reports: list[tuple[KernelTask, KernelReport]]) -> None:
-    bad = [report for _, report in reports if report.first_fault is not None]
+    from ...emulator.checking.kernel_check import Verdict
+
+    bad = [report for _, report in reports if report.verdict in (Verdict.WRONG, Verdict.ERROR)]
     if bad:
         raise EmulatedKernelError(
             f"{len(bad)} of {count_text(len(reports), 'emulated kernel')} failed; see their rows"

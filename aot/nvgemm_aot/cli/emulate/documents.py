@@ -92,7 +92,8 @@ def emulation_text(document: dict[str, Any]) -> str:
     )
     lines = [table(rows, header)] if rows else []
     for kernel in kernels:
-        fault = next((run for run in kernel["runs"] if run["reason"] is not None), None)
+        faults = (run for run in kernel["runs"] if run["verdict"] == kernel["verdict"])
+        fault = None if kernel["verdict"] == "right" else next(faults)
         if fault is not None:
             lines.append(
                 f"{kernel['verdict']}: {kernel['operator']}: {fault['problem']}, seed "
@@ -102,7 +103,7 @@ def emulation_text(document: dict[str, Any]) -> str:
         f"not compiled: {failure['operator']} for {failure['target']}: {failure['reason']}"
         for failure in document["not_compiled"]
     )
-    right = sum(kernel["verdict"] == "right" for kernel in kernels)
+    right = sum(kernel["verdict"] in ("right", "suspect") for kernel in kernels)
     lines.append(f"{right} of {count_text(len(kernels), 'kernel')} right: {document['meaning']}")
     return "\n".join(lines)
 
