@@ -18,7 +18,7 @@ MODES = ("rn", "rz", "rm", "rp")
 """Rounding to nearest even, to zero, down, up."""
 
 F32_NAN, F16_NAN = 0x7FFF_FFFF, 0x7FFF
-"""Bits of a NaN that arithmetic returns; bf16 has those of f16 (PTX ISA, "Floating Point Instructions")."""
+"""Bits of a NaN that arithmetic returns; bf16 has those of f16 (PTX ISA, "add")."""
 
 
 def odd_sum(a: Any, b: Any) -> Any:
