@@ -102,7 +102,7 @@ def test_a_register_of_a_in_flight_must_not_be_used():
 
 
 def test_registers_must_be_fenced():
-    with pytest.raises(EmulationError, match="wgmma.fence must come first"):
+    with pytest.raises(EmulationError, match=r"wgmma\.fence must come first"):
         start(MULTIPLY, COMMIT, WAIT)
     with pytest.raises(EmulationError, match=r"%r10 was not fenced"):
         start(FENCE, MULTIPLY, COMMIT, WAIT, MULTIPLY, COMMIT, WAIT)
@@ -123,7 +123,9 @@ def test_a_warp_that_does_not_come_is_named():
 
 
 def test_warps_must_agree():
-    differ = "mov.u32 %r0, %tid.x; shr.u32 %r0, %r0, 5; cvt.u64.u32 %d3, %r0; add.s64 %d2, %d2, %d3;"
+    differ = (
+        "mov.u32 %r0, %tid.x; shr.u32 %r0, %r0, 5; cvt.u64.u32 %d3, %r0; add.s64 %d2, %d2, %d3;"
+    )
     with pytest.raises(EmulationError, match="the same wgmma with the same descriptors"):
         start(differ, FENCE, MULTIPLY, COMMIT, WAIT)
 

@@ -156,7 +156,9 @@ def _combined(atomic: _Atomic, old: Bytes, given: Bytes, swapped: Bytes) -> Byte
     return reduce(atomic.operation, atomic.type.removesuffix("x2"), old, given)
 
 
-def _address(operand: Operand, atomic: _Atomic, instruction: Instruction, program: Program) -> Value:
+def _address(
+    operand: Operand, atomic: _Atomic, instruction: Instruction, program: Program
+) -> Value:
     base = operand.base if isinstance(operand, Address) else None
     wide = isinstance(base, Register) and BITS[base.type] == 64
     if not wide and atomic.space not in _SHARED:
@@ -181,9 +183,7 @@ def _values(
     return [read(each, atomic.type, instruction, program) for each in found]
 
 
-def _registers(
-    operand: Operand, atomic: _Atomic, instruction: Instruction
-) -> list[int | None]:
+def _registers(operand: Operand, atomic: _Atomic, instruction: Instruction) -> list[int | None]:
     found: list[int | None] = []
     for each in _elements(operand, atomic, instruction):
         if isinstance(each, Sink):

@@ -20,7 +20,7 @@ from ..values import BITS, read
 from .late_effects import check_running, later
 from .reductions import reduce
 
-_STORED = tuple(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)) + ("f32", "f64")
+_STORED = (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "f32", "f64")
 
 _REDUCED: dict[str, tuple[str, ...]] = {
     "add": ("u32", "s32", "u64", "s64"),

@@ -55,8 +55,8 @@ class Sums:
 
     Attributes:
         registers: Numbers of the registers, the same in all four warps.
-        given: What they held at first, by warp; then ``matrix`` holds their values.
-        held: What stands in each warp's registers meanwhile.
+        given: First contents by warp; afterwards ``matrix`` holds the values.
+        held: Stand-ins in each warp's registers meanwhile.
         pending: Multiplications that each warp has not waited for.
         unpacked: A matrix and its words in registers, once a warp needs them.
     """
@@ -136,8 +136,11 @@ class WarpGroup:
         """Counts a warp's arrival at its next multiplication; returns it if it was the last one.
 
         Args:
+            warp: The warp.
+            instruction: Its instruction.
             operands: Descriptors and whether it accumulates.
-            registers: Accumulators; ``fragment``, A's registers, or none.
+            registers: Accumulators.
+            fragment: A's registers, or none.
             names: Names of both, in this order.
 
         Raises:
