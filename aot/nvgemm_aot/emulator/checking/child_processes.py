@@ -43,8 +43,10 @@ def check_kernels(
                 done += 1
                 if progress is not None:
                     progress(done, len(tasks))
-                died = isinstance(outcome, WorkerDied)
-                yield task, _death_report(task, outcome) if died else outcome
+                if isinstance(outcome, WorkerDied):
+                    yield task, _death_report(task, outcome)
+                else:
+                    yield task, outcome
 
 
 def _death_report(task: KernelTask, death: WorkerDied) -> KernelReport:

@@ -6,7 +6,7 @@ import enum
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +45,9 @@ class Verdict(enum.Enum):
     """Outcome of a kernel for one problem."""
 
     RIGHT = "right"
+    SUSPECT = "suspect"
+    """The result is right, and the kernel did what the emulator reports, such as reading shared
+    memory that nobody has written."""
     WRONG = "wrong"
     ERROR = "error"
 
@@ -111,13 +114,17 @@ class KernelReport:
         """The worst verdict."""
         verdicts = {run.verdict for run in self.runs}
         return next(
-            (one for one in (Verdict.ERROR, Verdict.WRONG) if one in verdicts), Verdict.RIGHT
+            (one for one in (Verdict.ERROR, Verdict.WRONG, Verdict.SUSPECT) if one in verdicts),
+            Verdict.RIGHT,
         )
 
     @property
     def first_fault(self) -> Run | None:
-        """The first run that is not right."""
-        return next((run for run in self.runs if run.verdict is not Verdict.RIGHT), None)
+        """The first run with the report's verdict, unless all are right."""
+        verdict = self.verdict
+        if verdict is Verdict.RIGHT:
+            return None
+        return next(run for run in self.runs if run.verdict is verdict)
 
     @property
     def share_run(self) -> float:
@@ -202,11 +209,10 @@ def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, n
     session.runner.schedule = Schedule(
         seed=seed, delay=_DELAY if number else 0, resident=1 + (number + 1) % 3
     )
-    verdict, reason = Verdict.RIGHT, None
+    verdict: Verdict
+    reason: str | None
     try:
-        faults = list(_faults(session, loaded, check))
-        if faults:
-            verdict, reason = Verdict.WRONG, faults[0]
+        verdict, reason = next(_faults(session, loaded, check), (Verdict.RIGHT, None))
     except Exception as error:
         verdict, reason = Verdict.ERROR, one_line(f"{type(error).__name__}: {error}")
     executions = list(_executions(session.device))
@@ -222,7 +228,9 @@ def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, n
     )
 
 
-def _faults(session: _Session, loaded: LoadedKernel, check: OperandCheck) -> Iterator[str]:
+def _faults(
+    session: _Session, loaded: LoadedKernel, check: OperandCheck
+) -> Iterator[tuple[Verdict, str]]:
     """Calls a kernel and yields what is wrong with its result, or with how it got there."""
     a, b, out, *others = check.operands
     frame, window = _framed(loaded, out)
@@ -231,15 +239,15 @@ def _faults(session: _Session, loaded: LoadedKernel, check: OperandCheck) -> Ite
     call_as_user(loaded, check.operands)
     fault = check.fault(window)
     if fault is not None:
-        yield f"{check.name}: {fault}"
+        yield Verdict.WRONG, f"{check.name}: {fault}"
     window.view(_bytes_type()).fill_(_POISON)
     if int((frame != _POISON).sum()):
-        yield f"{check.name}: bytes between the rows of the result were written"
+        yield Verdict.WRONG, f"{check.name}: bytes beside the result were written"
     executions = list(_executions(session.device))
     if not executions:
-        yield "the call launched no kernel"
+        yield Verdict.WRONG, "the call launched no kernel"
     for execution in executions:
-        yield from (f"{check.name}: {finding}" for finding in execution.findings)
+        yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in execution.findings)
 
 
 _POISON = 0xFF
@@ -276,8 +284,3 @@ def _executions(device: EmulatedDevice) -> Iterator[Execution]:
         for _, execution in call.launches:
             assert isinstance(execution, Execution)
             yield execution
-
-
-def problems_text(problems: Sequence[Problem]) -> str:
-    """Returns problems' sizes for a message, e.g. ``m5n8k8, m127n136k72``."""
-    return ", ".join(problem.key.rpartition("/")[2] for problem in problems)

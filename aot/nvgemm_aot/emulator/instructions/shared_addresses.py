@@ -26,7 +26,7 @@ def shared_address(
         operand: The address, in a register of 32 or 64 bits.
         instruction: The instruction that has it.
         program: The program that has that.
-        generic: Whether the instruction names no state space, so that the address is generic.
+        generic: True if the instruction names no state space, so that the address is generic.
 
     Raises:
         UnsupportedPtxError: If the operand is no address.

@@ -29,7 +29,7 @@ _PENDING_BITS = 20
 
 
 class _Wait(NamedTuple):
-    """What a warp waits for, as a deadlock's message prints it."""
+    """A phase that a warp waits for, as a deadlock's message prints it."""
 
     barrier: MemoryBarrier
     block: Block

@@ -29,7 +29,7 @@ class ElementType:
         name: Name in PTX.
         memory_bits: Bits of an element in global memory.
         shared_bits: Bits of an element in shared memory.
-        floating: Whether NaN can fill what lies outside the tensor.
+        floating: True if NaN can fill what lies outside the tensor.
     """
 
     name: str
@@ -57,6 +57,9 @@ _TYPES = {
         (13, "b6x16_p32", 6, 8, False),
     )
 }
+
+_NAN = b"\xf7\x7f"
+"""Bytes that an H100 repeats for NaN."""
 
 _PADDED_BOX = 128
 """Elements along the first dimension of a box whose elements are padded to bytes."""
@@ -110,7 +113,7 @@ class TensorMap:
         strides: Bytes from one element to the next, along each dimension but the first.
         box: Elements of a copy along each dimension.
         swizzle: Pattern in shared memory.
-        fills_nan: Whether NaN fills what lies outside, not 0.
+        fills_nan: True if NaN fills what lies outside, not 0.
     """
 
     address: int
@@ -133,9 +136,9 @@ class TensorMap:
 
     @property
     def fill(self) -> bytes:
-        """An element of shared memory that lies outside the tensor: 0 or a NaN."""
+        """An element of shared memory that lies outside the tensor: 0 or a NaN, as on an H100."""
         size = max(1, self.type.shared_bits // 8)
-        return (b"\xff" * (size - 1) + b"\x7f") if self.fills_nan else bytes(size)
+        return (_NAN * 4)[:size] if self.fills_nan else bytes(size)
 
 
 @functools.lru_cache(maxsize=1024)

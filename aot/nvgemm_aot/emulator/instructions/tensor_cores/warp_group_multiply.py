@@ -209,9 +209,7 @@ def _check_target(instruction: Instruction, program: Program) -> None:
 
 def _check_lanes(mask: Mask) -> None:
     if not mask.all():
-        raise EmulationError(
-            f"runs in {int(mask.sum())} lanes of a warp, must run in all {LANES}"
-        )
+        raise EmulationError(f"runs in {int(mask.sum())} lanes of a warp, must run in all {LANES}")
 
 
 def _uniform(lanes: npt.NDArray[np.generic]) -> int:
