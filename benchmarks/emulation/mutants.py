@@ -1,6 +1,7 @@
 """Changes one instruction of emulated kernels at a time, and counts what the emulator notices.
 
-    python benchmarks/emulation/mutants.py DIRECTORY --record benchmarks/results/mutants-cpu.jsonl
+    python -m benchmarks.emulation.mutants DIRECTORY --verdicts mutants.jsonl --result run.jsonl
+    python -m benchmarks.record keep run.jsonl
 
 A mutant is named by kernel, line, kind and seed. ``--fences`` removes each fence, wait and commit
 that ran, instead of random changes.
@@ -10,20 +11,20 @@ from __future__ import annotations
 
 import argparse
 import collections
+import datetime
+import importlib.metadata
 import json
 import multiprocessing
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from recorded_kernels import RecordedKernel, record_kernels
-
+from benchmarks import record as results
+from benchmarks.emulation.recorded_kernels import RecordedKernel, record_kernels
 from nvgemm_aot.emulator.machine.launch import Schedule
 from nvgemm_aot.emulator.mutants.changes import Kind, changed, removed
 from nvgemm_aot.emulator.mutants.fence_uses import FenceUses
@@ -125,7 +126,11 @@ def run_removal(job: Job) -> dict[str, object]:
         message = f"{type(error).__name__}: {error}"
         return record | {"outcome": "emulator's fault", "message": message}
     record |= {"outcome": verdict.outcome.value, "message": verdict.message[:200]}
-    if verdict.outcome is Outcome.SURVIVED:
+    waits_left = any("wait::ld" in each.qualifiers for each in program.instructions)
+    is_last_wait = "wait::ld" in instruction.qualifiers and not waits_left
+    if verdict.outcome is Outcome.SURVIVED and is_last_wait:
+        record["reason"] = "PTX that never waits for loads leaves that to ptxas"
+    elif verdict.outcome is Outcome.SURVIVED:
         uses = FenceUses()
         recorded.replay(recorded.program, ordering=uses)
         record["reason"] = uses.reason(job.place)
@@ -171,7 +176,7 @@ def _name(job: Job, fences: bool) -> tuple[object, ...]:
     return (kernel.kernel.operator, line, *change)
 
 
-def summary(records: Sequence[dict[str, object]]) -> dict[str, object]:
+def summary(records: Sequence[dict[str, object]]) -> dict[str, Any]:
     """Returns counts by outcome, and the share caught of those that are not equivalent."""
     outcomes = collections.Counter(each.get("outcome") for each in records)
     survivals = collections.Counter(each["survival"] for each in records if "survival" in each)
@@ -199,8 +204,9 @@ def main() -> None:
     parser.add_argument("--fences", action="store_true", help="remove fences instead")
     parser.add_argument("--kernels", type=int, default=10, help="kernels, the shortest launches")
     parser.add_argument(
-        "--record", type=Path, help="file to append records to; those in it are not repeated"
+        "--verdicts", type=Path, help="file to append verdicts to; those in it are not repeated"
     )
+    parser.add_argument("--result", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for each in record_kernels(arguments.directory):
@@ -213,18 +219,51 @@ def main() -> None:
     jobs = list(_removals() if arguments.fences else _mutants(arguments.count, arguments.seed))
     random.Random(arguments.seed).shuffle(jobs)
     work = run_removal if arguments.fences else run_mutant
-    records = _recorded(arguments.record)
+    records = _recorded(arguments.verdicts)
     done = {(each["kernel"], each["line"], each.get("kind"), each.get("seed")) for each in records}
     jobs = [job for job in jobs if _name(job, arguments.fences) not in done]
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         for record in pool.imap_unordered(work, jobs):
             records.append(record)
-            if arguments.record:
-                with arguments.record.open("a") as file:
+            if arguments.verdicts:
+                with arguments.verdicts.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             if len(records) % 20 == 0:
                 print(len(records), "of", len(jobs), flush=True)
     print(json.dumps(summary(records), indent=1))
+    if arguments.result:
+        results.write(arguments.result, _figures(records, arguments))
+
+
+def _figures(
+    records: Sequence[dict[str, object]], arguments: argparse.Namespace
+) -> Iterator[results.Record]:
+    """Yields the figures of a run, for benchmarks/results."""
+    kind = "removed fences" if arguments.fences else "mutants"
+    found = summary(records)
+    outcomes = {**found["outcomes"], **found["survivors"]}
+    cases = [
+        results.Case(name=f"{kind}/{name}", figure=count, unit=kind)
+        for name, count in sorted(outcomes.items())
+    ]
+    if not arguments.fences:
+        share = 100 * found["caught_share"]
+        cases.append(results.Case(name=f"{kind}/caught", figure=share, unit="%"))
+    environment = {
+        "torch": torch.__version__,
+        "nvgemm-aot": importlib.metadata.version("nvgemm-aot"),
+    }
+    command = "python -m benchmarks.emulation.mutants DIRECTORY"
+    if arguments.fences:
+        command += " --fences"
+    run = results.run_of(
+        "emulation.mutants",
+        environment,
+        command=command,
+        commit=results.commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    )
+    yield from results.records_of(run, cases)
 
 
 if __name__ == "__main__":

@@ -159,12 +159,12 @@ def _call_scaled(
         )
         packed = [each.view(torch.float4_e2m1fn_x2) for each in codes]
         nvgemm_runtime.scaled_mm(
-            packed[0], packed[1].t(), *scales, out=out, recipe=recipe, **options
+            packed[0], packed[1].t(), scales[0], scales[1], out=out, recipe=recipe, **options
         )
         return (*packed, *scales), out, a @ b.T
     a, b = (_integers(rows, 208).to(torch.float8_e4m3fn) for rows in (M, N))
     scales = [torch.tensor([2.0]), torch.tensor([0.5])]
-    nvgemm_runtime.scaled_mm(a, b.t(), *scales, out=out, **options)
+    nvgemm_runtime.scaled_mm(a, b.t(), scales[0], scales[1], out=out, **options)
     return (a, b, *scales), out, a.float() @ b.float().T
 
 
