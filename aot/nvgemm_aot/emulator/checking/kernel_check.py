@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import one_line
+from nvgemm_runtime.errors import NvgemmError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.launch.loading.loader import LOADER, LoadedKernel
@@ -160,27 +160,45 @@ def check_kernel(task: KernelTask) -> KernelReport:
     """Calls a kernel for each problem and seed, and compares each result with its reference."""
     session = _session
     assert session is not None  # the process has called `start_session`
-    session.programs.add(task.kernel.payload, task.ptx)
-    with tempfile.TemporaryDirectory() as directory:
-        loaded = _load(task, Path(directory))
-        counts: list[int] = []
-        lines: list[int] = []
-        runs = []
-        for problem in task.problems:
-            for number, seed in enumerate(task.seeds):
-                session.device.calls.clear()
-                runs.append(_run(session, loaded, problem, seed, number))
-                for execution in _executions(session.device):
-                    counts = counts or [0] * len(execution.counts)
-                    counts = [before + now for before, now in zip(counts, execution.counts)]
-    program = session.programs.only_program(task.kernel.payload)
-    lines = [instruction.line for instruction in program.instructions]
-    counts = counts or [0] * len(lines)
+    try:
+        session.programs.add(task.kernel.payload, task.ptx)
+        program = session.programs.only_program(task.kernel.payload)
+        with tempfile.TemporaryDirectory() as directory:
+            loaded = _load(task, Path(directory))
+    except NvgemmError as error:
+        return failed_report(task, f"{type(error).__name__}: {error}")
+    counts = [0] * len(program.instructions)
+    runs = []
+    for problem in task.problems:
+        for number, seed in enumerate(task.seeds):
+            session.device.calls.clear()
+            runs.append(_run(session, loaded, problem, seed, number))
+            for execution in _executions(session.device):
+                counts = [before + now for before, now in zip(counts, execution.counts)]
     return KernelReport(
         runs=tuple(runs),
-        instructions=len(lines),
-        idle=tuple(line for line, count in zip(lines, counts) if not count),
+        instructions=len(counts),
+        idle=tuple(
+            instruction.line
+            for instruction, count in zip(program.instructions, counts)
+            if not count
+        ),
     )
+
+
+def failed_report(task: KernelTask, reason: str) -> KernelReport:
+    """Returns the report for a kernel that cannot be called at all."""
+    run = Run(
+        problem=task.problems[0],
+        seed=task.seeds[0],
+        operands="",
+        verdict=Verdict.ERROR,
+        reason=one_line(reason),
+        launches=0,
+        warp_instructions=0,
+        seconds=0.0,
+    )
+    return KernelReport(runs=(run,))
 
 
 def _load(task: KernelTask, directory: Path) -> LoadedKernel:
