@@ -1,14 +1,15 @@
 """Compares the emulator with a Hopper GPU: single instructions, and kernels of every design.
 
-    python -m benchmarks.emulator instructions OUT.jsonl           # on the GPU
-    python -m benchmarks.emulator kernels BUNDLE OUT.jsonl         # on the GPU
-    python -m benchmarks.emulator compare-instructions OUT.jsonl   # anywhere
-    python -m benchmarks.emulator emulate BUNDLE PTX EMULATED.jsonl
-    python -m benchmarks.emulator compare-kernels OUT.jsonl EMULATED.jsonl
+python -m benchmarks.emulator instructions OUT.jsonl           # on the GPU
+python -m benchmarks.emulator kernels BUNDLE OUT.jsonl         # on the GPU
+python -m benchmarks.emulator compare-instructions OUT.jsonl   # anywhere
+python -m benchmarks.emulator emulate BUNDLE PTX EMULATED.jsonl
+python -m benchmarks.emulator compare-kernels OUT.jsonl EMULATED.jsonl
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -61,6 +62,15 @@ def run_kernels(bundle: Path, path: Path) -> None:
 def compare_instructions(path: Path) -> None:
     """Emulates instruction cases and compares them with a GPU's results."""
     _print_outcomes(instruction_runs.compare(instruction_runs.read_lines(path)))
+
+
+@main.command("condense")
+@click.argument("path", type=_FILE)
+@click.argument("kept", type=_FILE)
+def condense(path: Path, kept: Path) -> None:
+    """Keeps what `compare-instructions` needs of a GPU's results."""
+    lines = instruction_runs.condensed(instruction_runs.read_lines(path))
+    kept.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @main.command("emulate")

@@ -65,7 +65,7 @@ def elementwise(
     result: str = "bits",
     ulps: int | None = 0,
 ) -> Case:
-    """Returns a case that applies instructions to words in ``%r10``, ... and stores ``%r20``, ..."""
+    """Returns a case that applies instructions to ``%r10``, ... and stores ``%r20``, ..."""
     loads = "\n".join(f"ld.global.b32 %r{10 + i}, [%d2+{4 * i}];" for i in range(reads))
     stores = "\n".join(f"st.global.b32 [%d3+{4 * i}], %r{20 + i};" for i in range(writes))
     body = (
@@ -98,9 +98,7 @@ def _approximations() -> Iterator[Case]:
             text = f"{opcode} %r20, %r10;"
             yield elementwise(f"{opcode}/{kind}", text, make, result="f32", ulps=ulps)
     yield elementwise("rcp.rn.f32", "rcp.rn.f32 %r20, %r10;", _floats, result="f32")
-    yield elementwise(
-        "div.rn.f32", "div.rn.f32 %r20, %r10, %r11;", _floats, reads=2, result="f32"
-    )
+    yield elementwise("div.rn.f32", "div.rn.f32 %r20, %r10, %r11;", _floats, reads=2, result="f32")
     yield elementwise("sqrt.rn.f32", "sqrt.rn.f32 %r20, %r10;", _floats, result="f32")
 
 
@@ -157,7 +155,8 @@ def _conversions() -> Iterator[Case]:
 
 def _float_arithmetic() -> Iterator[Case]:
     for opcode in (
-        "add.f32", "add.rn.f32", "add.ftz.f32", "sub.f32", "mul.f32", "mul.rn.ftz.f32", "add.rz.f32",
+        "add.f32", "add.rn.f32", "add.ftz.f32", "sub.f32", "mul.f32", "mul.rn.ftz.f32",
+        "add.rz.f32",
         "min.f32", "max.f32", "max.ftz.f32", "max.NaN.f32", "min.NaN.f32", "copysign.f32",
         "add.sat.f32", "add.rm.f32", "mul.rp.f32",
     ):  # fmt: skip
@@ -215,9 +214,7 @@ def _integers() -> Iterator[Case]:
         "shf.l.clamp.b32", "shf.r.clamp.b32", "bfe.u32", "bfe.s32",
     ):  # fmt: skip
         yield elementwise(opcode, f"{opcode} %r20, %r10, %r11, %r12;", _bits, reads=3)
-    yield elementwise(
-        "bfi.b32", "bfi.b32 %r20, %r10, %r11, %r12, %r13;", _bits, reads=4
-    )
+    yield elementwise("bfi.b32", "bfi.b32 %r20, %r10, %r11, %r12, %r13;", _bits, reads=4)
     for table in (0x96, 0xE8, 0xF8, 0x1B):
         text = f"lop3.b32 %r20, %r10, %r11, %r12, {table};"
         yield elementwise(f"lop3.b32/{table:#x}", text, _bits, reads=3)
@@ -225,7 +222,15 @@ def _integers() -> Iterator[Case]:
                    "bfind.u32", "bfind.s32", "cnot.b32"):  # fmt: skip
         yield elementwise(opcode, f"{opcode} %r20, %r10;", _bits)
     wide = "mov.b64 %d6, {%r10, %r11}; mov.b64 %d7, {%r12, %r13};"
-    for opcode in ("add.s64", "sub.s64", "mul.lo.s64", "mul.hi.u64", "min.s64", "and.b64", "or.b64"):
+    for opcode in (
+        "add.s64",
+        "sub.s64",
+        "mul.lo.s64",
+        "mul.hi.u64",
+        "min.s64",
+        "and.b64",
+        "or.b64",
+    ):
         text = f"{wide} {opcode} %d8, %d6, %d7; mov.b64 {{%r20, %r21}}, %d8;"
         yield elementwise(opcode, text, _bits, reads=4, writes=2)
     for opcode in ("shl.b64", "shr.u64", "shr.s64"):
@@ -245,9 +250,7 @@ def _of_warps() -> Iterator[Case]:
                 "and.b32 %r11, %r11, 31; mov.b32 %r21, 0;"
                 f"shfl.sync.{mode}.b32 %r20|%p1, %r10, %r11, {bounds}, -1; @%p1 mov.b32 %r21, 1;"
             )
-            yield elementwise(
-                f"shfl.sync.{mode}.b32/{bounds:#x}", text, _bits, reads=2, writes=2
-            )
+            yield elementwise(f"shfl.sync.{mode}.b32/{bounds:#x}", text, _bits, reads=2, writes=2)
     for operation, kind in (
         ("add", "s32"), ("add", "u32"), ("min", "s32"), ("max", "s32"), ("min", "u32"),
         ("max", "u32"), ("and", "b32"), ("or", "b32"), ("xor", "b32"),

@@ -33,9 +33,7 @@ def _whole_numbers(kind: str, random: Random, count: int) -> npt.NDArray[Any]:
     return np.where(random.random(count) < 0.3, ~values, values)
 
 
-def _atomic(
-    space: str, operation: str, kind: str, *, returns: bool, semantics: str = ""
-) -> Case:
+def _atomic(space: str, operation: str, kind: str, *, returns: bool, semantics: str = "") -> Case:
     """Returns a case in which threads meet (``red``), or each has its place and an old value.
 
     The input holds the memory's first content, then the values; the output its last content, then
@@ -45,16 +43,13 @@ def _atomic(
     registers = "%d" if size == 8 else "%r"
     bits = f"b{8 * size}"
     places = _THREADS if returns else _PLACES
-    where = "%r0" if returns else f"%r7"
+    where = "%r0" if returns else "%r7"
     address = {"global": "%d12", "shared": "%r20", "shared::cta": "%r20"}[space]
     value, other, old = f"{registers}30", f"{registers}31", f"{registers}32"
     operands = f"[{address}], {value}" + (f", {other}" if operation == "cas" else "")
     noftz = "noftz." if kind.endswith("x2") else ""
     full = f"{semantics}{space}.{operation}.{noftz}{kind}"
-    if returns:
-        text = f"atom.{full} {old}, {operands};"
-    else:
-        text = f"red.{full} {operands};"
+    text = f"atom.{full} {old}, {operands};" if returns else f"red.{full} {operands};"
     first = f"mul.wide.u32 %d13, %r0, {size}; add.s64 %d14, %d0, %d13; add.s64 %d15, %d1, %d13;"
     prefill = (
         f"setp.lt.u32 %p1, %r0, {places}; @%p1 ld.global.{bits} {registers}33, [%d14];"
@@ -76,7 +71,8 @@ def _atomic(
 {prefill} bar.sync 0;
 mul.wide.u32 %d16, {where}, {size}; add.s64 %d12, %d1, %d16;
 mad.lo.s32 %r20, {where}, {size}, %r4;
-ld.global.{bits} {value}, [%d14+{size * _THREADS}]; ld.global.{bits} {other}, [%d14+{size * 2 * _THREADS}];
+ld.global.{bits} {value}, [%d14+{size * _THREADS}]; \
+ld.global.{bits} {other}, [%d14+{size * 2 * _THREADS}];
 {text}
 {after}
 """ + (f"st.global.{bits} [%d15+{size * _THREADS}], {old};" if returns else "")
@@ -268,7 +264,8 @@ def _tensor_copies() -> Iterator[Case]:
         load = f"""
 {_begin(1)} {coordinates}
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r8], {size};
-@%p1 cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r4], [%d40, {{{place}}}], [%r8];
+@%p1 cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes \
+[%r4], [%d40, {{{place}}}], [%r8];
 {_WAIT} {_copy_out(size)}
 """
         yield Case(
@@ -329,15 +326,16 @@ setp.eq.u32 %p1, %r0, 0; {_copy_in(size)}
     )
     yield Case(
         name="cp.async",
-        body=f"""
+        body="""
 mul.wide.u32 %d20, %r0, 16; add.s64 %d22, %d0, %d20; mad.lo.s32 %r9, %r0, 16, %r4;
 and.b32 %r20, %r0, 15;
 cp.async.cg.shared.global [%r9], [%d22], 16, %r20;
 cp.async.ca.shared.global [%r9+1024], [%d22+1024], 8;
 cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;
 add.s64 %d21, %d1, %d20;
-ld.shared.v4.b32 {{%r30, %r31, %r32, %r33}}, [%r9]; st.global.v4.b32 [%d21], {{%r30, %r31, %r32, %r33}};
-ld.shared.v2.b32 {{%r30, %r31}}, [%r9+1024]; st.global.v2.b32 [%d21+1024], {{%r30, %r31}};
+ld.shared.v4.b32 {%r30, %r31, %r32, %r33}, [%r9]; \
+st.global.v4.b32 [%d21], {%r30, %r31, %r32, %r33};
+ld.shared.v2.b32 {%r30, %r31}, [%r9+1024]; st.global.v2.b32 [%d21+1024], {%r30, %r31};
 """,
         make=lambda random: random.integers(0, 256, 2048, dtype=np.uint8),
         output_bytes=2048,
@@ -400,7 +398,8 @@ st.shared.{bits} [%r9], {registers}30;
 {_MEET}
 and.b32 %r55, %r0, {_PLACES - 1}; mad.lo.s32 %r54, %r55, 16, %r52;
 ld.global.{bits} {registers}31, [%d22+8];
-red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation}.{kind} [%r54], {registers}31, [%r53];
+red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{operation}.{kind} \
+[%r54], {registers}31, [%r53];
 {_WAIT}
 ld.shared.{bits} {registers}30, [%r9]; st.global.{bits} [%d23], {registers}30;
 {_MEET}
@@ -423,7 +422,9 @@ ld.shared.{bits} {registers}30, [%r9]; st.global.{bits} [%d23], {registers}30;
 @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r8], 4096;
 {_MEET}
 shl.b32 %r42, %r50, 11; add.s32 %r42, %r42, %r4;
-@%p1 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r42], [%d40, {{%r40, %r41}}], [%r8], %h1;
+@%p1 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes\
+.multicast::cluster \
+[%r42], [%d40, {{%r40, %r41}}], [%r8], %h1;
 {_WAIT}
 mul.wide.u32 %d24, %r50, 4096; add.s64 %d1, %d1, %d24;
 {_copy_out(4096)} {_MEET}

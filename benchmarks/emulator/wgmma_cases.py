@@ -226,9 +226,7 @@ def _types() -> Iterator[Case]:
         two = {"a": (Matrix(), Matrix(begin=32)), "b": (Matrix(begin=16384), Matrix(begin=16416))}
         yield wgmma(f"{name}/two", kinds=pair, accumulator=accumulator, **two)  # type: ignore[arg-type]
         if accumulator != "s32":
-            yield wgmma(
-                f"{name}/negated", kinds=pair, accumulator=accumulator, scales=(-1, 1)
-            )
+            yield wgmma(f"{name}/negated", kinds=pair, accumulator=accumulator, scales=(-1, 1))
         yield wgmma(f"{name}/new", kinds=pair, accumulator=accumulator, accumulates=False)
     yield wgmma("s32.s8.s8/saturated", kinds=("s8", "s8"), accumulator="s32", saturates=True)
     yield wgmma("f32.bf16.bf16/both negated", scales=(-1, -1))

@@ -106,11 +106,12 @@ def run(
     shared: int = 65536,
     readonly: Sequence[str] = (),
     ordering: object = None,
+    target: str = "sm_100a",
 ) -> Execution:
     """Runs a body on tensors; its parameters are maps ``m0``, ... and pointers ``a0``, ..."""
     declared = [f".param .align 64 .b8 m{place}[128]" for place in range(len(maps))]
     declared += [f".param .u64 a{place}" for place in range(len(pointers))]
-    program = parse(module(body, ", ".join(declared)))
+    program = parse(module(body, ", ".join(declared), target))
     regions = [
         Region(
             address=data.ctypes.data,

@@ -8,12 +8,13 @@ from ..errors import UnsupportedPtxError
 from ..machine.meanings import Meanings
 from ..machine.scheduler import Plan
 from ..ptx.program import Program
-from . import control
+from . import atomics, control
 from .asynchronous import (
     bulk_copies,
     bulk_groups,
     cluster_launches,
     memory_barriers,
+    remote_stores,
     tensor_copies,
 )
 from .plain import (
@@ -46,6 +47,7 @@ _FAMILIES = (
     bulk_groups,
     cluster_launches,
     memory_barriers,
+    remote_stores,
     tensor_copies,
     shared_to_tensor,
     tensor_allocation,
@@ -54,6 +56,7 @@ _FAMILIES = (
     tensor_registers,
     warp_group_multiply,
     arithmetic,
+    atomics,
     bits,
     block_sync,
     comparisons,

@@ -213,8 +213,14 @@ class Cluster:
         self.grid.progress += 1
 
     def passed(self, warp: Warp) -> bool:
-        """Returns whether the barrier opened at which the warp arrived last; then acquires it."""
-        phase = warp.memory["cluster phase"]
+        """Returns whether the barrier opened at which the warp arrived last; then acquires it.
+
+        Raises:
+            EmulationError: If it has not arrived.
+        """
+        phase = warp.memory.get("cluster phase")
+        if phase is None:
+            raise EmulationError("waits at the cluster's barrier, where it has not arrived")
         if phase >= self._phase:
             return False
         self.grid.ordering.acquire(warp, self._passed[phase])

@@ -133,11 +133,15 @@ class Box:
         fill = np.frombuffer(self.tensor.fill, np.uint8)
         tile = np.resize(fill, self._shape) if fill.any() else np.zeros(self._shape, np.uint8)
         if not self.is_outside:
-            self._inside(tile)[...] = self._widen(self._view(memory, writes=False))
+            end = self._end[0]
+            self._inside(tile, end)[...] = self._widen(self._view(memory, end, writes=False))
         return tile.reshape(-1)
 
-    def write(self, memory: GlobalMemory, data: Bytes) -> None:
+    def write(self, memory: GlobalMemory, data: Bytes, *, reduces: bool = False) -> None:
         """Writes the bytes of shared memory that lie inside the tensor.
+
+        A row that ends within a chunk of 16 bytes is written to the chunk's end, as an H100 does,
+        if it is not reduced.
 
         Raises:
             MemoryAccessError: If the tensor map is larger than the tensor.
@@ -146,17 +150,22 @@ class Box:
             return
         if self.tensor.type.shared_bits != self.tensor.type.memory_bits:
             raise EmulationError(f"stores {self.tensor.type.name}, which can only be loaded")
-        self._view(memory, writes=True)[...] = self._inside(data.reshape(self._shape))
+        per_chunk = CHUNK_BYTES * 8 // self.tensor.type.memory_bits
+        end = self._end[0]
+        whole = -(-(end + self._coordinates[0]) // per_chunk) * per_chunk - self._coordinates[0]
+        if not reduces:
+            end = min(whole, self.tensor.box[0])
+        self._view(memory, end, writes=True)[...] = self._inside(data.reshape(self._shape), end)
 
-    def _inside(self, tile: Bytes) -> Bytes:
-        """Returns the part of the box that lies inside the tensor."""
+    def _inside(self, tile: Bytes, end: int) -> Bytes:
+        """Returns the part of the box that lies inside the tensor, whose rows end at ``end``."""
         bits = self.tensor.type.shared_bits
         outer = tuple(slice(begin, end) for begin, end in zip(self._begin[:0:-1], self._end[:0:-1]))
-        row = slice(self._begin[0] * bits // 8, self._end[0] * bits // 8)
+        row = slice(self._begin[0] * bits // 8, end * bits // 8)
         index = (*outer, row)
         return tile[index]
 
-    def _view(self, memory: GlobalMemory, *, writes: bool) -> Bytes:
+    def _view(self, memory: GlobalMemory, end: int, *, writes: bool) -> Bytes:
         """Returns the part of the tensor that the box holds, as bytes of global memory."""
         tensor = self.tensor
         bits = tensor.type.memory_bits
@@ -169,7 +178,7 @@ class Box:
             reach += (extents[-1] - 1) * stride
         # Maps for ragged tensors begin below address 0, and come round.
         first %= _ADDRESS_SPACE
-        row = (self._end[0] - self._begin[0]) * bits // 8
+        row = (end - self._begin[0]) * bits // 8
         region = memory.find(first, first + reach + row - 1, writes=writes)
         return np.lib.stride_tricks.as_strided(
             region.data[first - region.address :],

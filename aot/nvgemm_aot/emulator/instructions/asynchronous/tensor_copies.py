@@ -268,7 +268,7 @@ def _begin_store(
             if reduction is not None:
                 old = tile.read(grid.memory)
                 part = reduce(reduction, tensor.type.name, old, part)
-            tile.write(grid.memory, part)
+            tile.write(grid.memory, part, reduces=reduction is not None)
             begin += tile.shared_bytes
         copy.is_done = True
         grid.progress += 1

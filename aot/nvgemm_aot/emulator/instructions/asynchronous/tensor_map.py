@@ -58,6 +58,9 @@ _TYPES = {
     )
 }
 
+_NAN = b"\xf7\x7f"
+"""Bytes that an H100 repeats for NaN."""
+
 _PADDED_BOX = 128
 """Elements along the first dimension of a box whose elements are padded to bytes."""
 
@@ -133,9 +136,9 @@ class TensorMap:
 
     @property
     def fill(self) -> bytes:
-        """An element of shared memory that lies outside the tensor: 0 or a NaN."""
+        """An element of shared memory that lies outside the tensor: 0 or a NaN, as on an H100."""
         size = max(1, self.type.shared_bits // 8)
-        return (b"\xff" * (size - 1) + b"\x7f") if self.fills_nan else bytes(size)
+        return (_NAN * 4)[:size] if self.fills_nan else bytes(size)
 
 
 @functools.lru_cache(maxsize=1024)

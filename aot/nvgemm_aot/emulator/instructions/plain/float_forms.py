@@ -86,5 +86,5 @@ def saturated(value: Any, kind: str) -> Any:
 
 
 def relu(value: Any, kind: str) -> Any:
-    """Makes negative values 0; a NaN becomes the canonical one."""
-    return np.where(value < 0, value.dtype.type(0), value)
+    """Makes negative values and -0 the positive 0; a NaN becomes the canonical one."""
+    return np.where(value <= 0, value.dtype.type(0), value)

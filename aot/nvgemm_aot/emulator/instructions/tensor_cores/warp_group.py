@@ -55,8 +55,8 @@ class Sums:
 
     Attributes:
         registers: Numbers of the registers, the same in all four warps.
-        given: What they held at first, by warp; then ``matrix`` holds their values.
-        held: What stands in each warp's registers meanwhile.
+        given: First contents by warp; afterwards ``matrix`` holds the values.
+        held: Stand-ins in each warp's registers meanwhile.
         pending: Multiplications that each warp has not waited for.
         unpacked: A matrix and its words in registers, once a warp needs them.
     """
@@ -103,7 +103,7 @@ class _Member:
         self.committed: collections.deque[list[Multiplication]] = collections.deque()
         self.sums: dict[tuple[int, ...], Sums] = {}
         self.fragments: dict[int, list[Any]] = {}
-        self.fenced: list[Any] | None = None
+        self.fenced = False
 
 
 class WarpGroup:
@@ -117,8 +117,12 @@ class WarpGroup:
         self._begin = 0
 
     def fence(self, warp: Warp) -> None:
-        """Orders a warp's accesses of registers before its multiplications that follow."""
-        self.members[warp.index % WARPS].fenced = list(warp.registers)
+        """Orders a warp's accesses of registers before its multiplications that follow.
+
+        NVVM writes zeros to accumulators behind the fence, which ptxas puts right; so what counts
+        here is that there is one since registers were given back.
+        """
+        self.members[warp.index % WARPS].fenced = True
 
     def issue(
         self,
@@ -132,8 +136,11 @@ class WarpGroup:
         """Counts a warp's arrival at its next multiplication; returns it if it was the last one.
 
         Args:
+            warp: The warp.
+            instruction: Its instruction.
             operands: Descriptors and whether it accumulates.
-            registers: Accumulators; ``fragment``, A's registers, or none.
+            registers: Accumulators.
+            fragment: A's registers, or none.
             names: Names of both, in this order.
 
         Raises:
@@ -205,15 +212,16 @@ class WarpGroup:
             values.append(entry[1])
         found.fragments[warp.index % WARPS] = (fragment, values)
 
-    def _fenced(self, warp: Warp, member: _Member, number: int, name: str) -> Any:
-        """Returns a register's value, which nothing may have written since the last fence."""
+    @staticmethod
+    def _fenced(warp: Warp, member: _Member, number: int, name: str) -> Any:
+        """Returns a register's value, whose accesses a fence must have ordered."""
         value = warp.registers[number]
         if isinstance(value, HeldRegister):
             value.refuse()
-        if member.fenced is None or member.fenced[number] is not value:
+        if not member.fenced:
             raise EmulationError(
-                f"register {name} was written since the last wgmma.fence; another one must come "
-                "before this wgmma"
+                f"register {name} was not fenced: wgmma.fence must come first, and again after "
+                "wgmma.wait_group gave registers back"
             )
         return value
 
@@ -281,8 +289,7 @@ class WarpGroup:
         if warp.registers[number] is not held:
             held.refuse()
         warp.registers[number] = value
-        if member.fenced is not None:
-            member.fenced[number] = value
+        member.fenced = False
 
 
 def group_of(warp: Warp) -> WarpGroup:

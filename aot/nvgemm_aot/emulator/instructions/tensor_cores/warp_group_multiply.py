@@ -28,7 +28,7 @@ from .matrix_descriptor import MatrixDescriptor, chunks_of_matrix, read_matrix
 from .warp_group import WARPS, Multiplication, Sums, group_of
 
 TARGET = "sm_90a"
-"""The only architecture with these instructions (PTX ISA, "wgmma.mma_async", "Target ISA Notes")."""
+"""The only architecture with warp groups (PTX ISA, "wgmma.mma_async", "Target ISA Notes")."""
 
 ROWS = 64
 _FRAGMENT = 4
@@ -135,6 +135,9 @@ def _decode(
     n = _columns(size, k, accumulator, instruction)
     d, a, b, accumulates, *constants = instruction.operands
     in_registers = isinstance(a, Vector)
+    signs, transposes = _constants(
+        constants, accumulator, kind, instruction, in_registers=in_registers
+    )
     shape = _Shape(
         n=n,
         k=k,
@@ -143,7 +146,8 @@ def _decode(
         accumulator=accumulator,
         saturates=saturates,
         a_in_registers=in_registers,
-        **_constants(constants, accumulator, kind, instruction, in_registers=in_registers),
+        signs=signs,
+        transposes=transposes,
     )
     registers = _registers(d, shape.registers, instruction)
     fragment = _registers(a, _FRAGMENT, instruction) if in_registers else []
@@ -175,7 +179,7 @@ def _constants(
     instruction: Instruction,
     *,
     in_registers: bool,
-) -> dict[str, tuple[int, int] | tuple[bool, bool]]:
+) -> tuple[tuple[int, int], tuple[bool, bool]]:
     """Returns the signs of A and B, and whether they are transposed."""
     values = [each.value for each in constants if isinstance(each, Immediate)]
     count = 0 if accumulator == "s32" else 2
@@ -186,10 +190,7 @@ def _constants(
     if any(sign not in (1, -1) for sign in signs) or any(turn not in (0, 1) for turn in turns):
         raise instruction.unknown(f"a constant in {values}")
     turns = [0] * (2 - len(turns)) + turns
-    return {
-        "signs": (signs[0], signs[1]),
-        "transposes": (bool(turns[0]), bool(turns[1])),
-    }
+    return (signs[0], signs[1]), (bool(turns[0]), bool(turns[1]))
 
 
 def _registers(operand: Operand, count: int, instruction: Instruction) -> list[Register]:
@@ -274,7 +275,8 @@ def _from_registers(multiplication: Multiplication, shape: _Shape) -> Values:
     each = values.shape[-1] // _FRAGMENT
     # Warp, row of 8, column of 4, half of k, half of rows, element.
     parts = values.reshape(WARPS, 8, 4, 2, 2, each)
-    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(ROWS, shape.k)
+    matrix: Values = parts.transpose(0, 4, 1, 3, 2, 5).reshape(ROWS, shape.k)
+    return matrix
 
 
 def _pack(words: npt.NDArray[np.uint32], shape: _Shape) -> Values:
@@ -285,8 +287,8 @@ def _pack(words: npt.NDArray[np.uint32], shape: _Shape) -> Values:
     else:
         elements = words.view(np.float32 if shape.accumulator == "f32" else np.int32)
     parts = elements.reshape(WARPS, shape.n // 8, 2, 2, 8, 4)
-    matrix = parts.transpose(0, 2, 4, 1, 5, 3).reshape(ROWS, shape.n)
-    return matrix.astype(np.float64)
+    matrix: Values = parts.transpose(0, 2, 4, 1, 5, 3).reshape(ROWS, shape.n).astype(np.float64)
+    return matrix
 
 
 def _unpack(sums: Sums) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,44 @@
+"""The emulator gives what an H100 gave for the same kernels in PTX and the same inputs."""
+
+import pytest
+
+from benchmarks.emulator.instruction_runs import compare, read_lines
+from benchmarks.record import RESULTS
+
+LINES = read_lines(RESULTS / "raw" / "emulator-instructions-h100-2026-11-28.jsonl")
+
+REFUSED = {line["case"] for line in LINES if "error" in line}
+"""Cases in which the H100 reports an illegal instruction: stores at negative coordinates."""
+
+
+def disagreements(lines):
+    compared = [line for line in lines if line["case"] not in REFUSED]
+    assert compared
+    return {
+        name: outcome
+        for name, outcome in compare(compared)
+        if outcome != "equal" and not outcome.startswith("close")
+    }
+
+
+def test_some_cases_of_each_kind_agree():
+    assert not disagreements(LINES[::17])
+
+
+@pytest.mark.slow
+def test_all_cases_agree():
+    assert len(LINES) == 488
+    assert {
+        f"tensor store/2d/u8/{swizzle}/(-16, -5)" for swizzle in ("plain", "32", "64", "128")
+    } == REFUSED
+    assert not disagreements(LINES)
+
+
+def test_another_kernel_is_not_compared():
+    (outcome,) = compare([{**LINES[0], "fingerprint": "of another"}])
+    assert outcome == (LINES[0]["case"], "another kernel or input than the GPU ran")
+
+
+def test_a_wrong_result_is_seen():
+    (outcome,) = compare([{**LINES[-20], "sha256": "of another"}])
+    assert outcome[1] != "equal"
