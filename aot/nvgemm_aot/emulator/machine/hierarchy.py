@@ -34,7 +34,7 @@ class Warp:
             entry runs.
         waiting: Condition that it waits for, as messages print it, or None.
         parked: True while it waits until somebody clears this.
-        memory: Where extensions keep what belongs to a warp, by their names.
+        memory: Values that extensions keep for a warp, by their names.
     """
 
     __slots__ = ("block", "done", "index", "memory", "parked", "registers", "stack", "waiting")

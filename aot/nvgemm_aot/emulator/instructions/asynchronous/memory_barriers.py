@@ -131,12 +131,22 @@ def _arrive(
     place = shared_address(where, instruction, program, generic=space is None)
     number = read(rest[0], "u32", instruction, program) if rest else None
 
+    def same(warp: Warp, mask: Mask) -> bool:
+        return agree(place.lanes(warp), mask) and (number is None or agree(number(warp), mask))
+
     def step(warp: Warp, mask: Mask) -> None:
         grid = warp.block.cluster.grid
         ordering = grid.ordering
         clock = ordering.release_relaxed(warp) if relaxed else ordering.release(warp)
         states = np.zeros(LANES, np.uint64) if to is not None else None
-        for lane in active_lanes(mask):
+        lanes, times = active_lanes(mask), 1
+        if not expects and to is None and len(lanes) > 1 and same(warp, mask):
+            block, offset = locate(warp, place(warp, lanes[0]))
+            value = 1 if number is None else int(number(warp)[lanes[0]])
+            if value * len(lanes) <= block.barrier_at(offset).pending:
+                # Arrivals of one phase count as one.
+                lanes, times = lanes[:1], len(lanes)
+        for lane in lanes:
             block, offset = locate(warp, place(warp, lane))
             barrier = block.barrier_at(offset)
             ordering.use_barrier(warp, block, offset)
@@ -148,7 +158,7 @@ def _arrive(
                 ended = barrier.arrive(grid.ordering, clock, expect=value, drop=drop)
             else:
                 _bounded(value, 1, COUNT_LIMIT, "the count of arrivals")
-                ended = barrier.arrive(grid.ordering, clock, count=value, drop=drop)
+                ended = barrier.arrive(grid.ordering, clock, count=value * times, drop=drop)
             if ended and not completes:
                 raise EmulationError(
                     f"an arrival with .noComplete ends a phase of the barrier at offset {offset}"
