@@ -25,7 +25,7 @@ import click
 from benchmarks.ranking.gpus import measured_with
 from benchmarks.repeated.gains import find_pairs, gains_cases, gains_table
 from benchmarks.shared.resuming import recording, records_option
-from nvgemm_aot.cli.tune import tuned_document, tuned_text
+from nvgemm_aot.cli.rankings.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.rankings.file import read_rankings, write_rankings

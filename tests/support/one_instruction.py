@@ -12,7 +12,9 @@ from nvgemm_aot.emulator.run import execute
 _LETTERS = {1: "h", 2: "h", 4: "r", 8: "d"}
 
 
-def evaluate(text: str, result: object, *operands: np.ndarray, target: str = "sm_100a") -> np.ndarray:
+def evaluate(
+    text: str, result: object, *operands: np.ndarray, target: str = "sm_100a"
+) -> np.ndarray:
     """Returns what an instruction gives for each row of its operands.
 
     Args:
@@ -41,16 +43,16 @@ def evaluate(text: str, result: object, *operands: np.ndarray, target: str = "sm
         register = f"%{_LETTERS[size]}{place + 20}"
         if place:
             body.append(f"ld.global.{kind} {register}, [%d{place}];")
-            if each.dtype == bool:
+            if each.dtype.kind == "b":
                 body.append(f"setp.ne.b16 %p{place}, {register}, 0;")
                 register = f"%p{place}"
-        elif dtype == bool:
+        elif dtype.kind == "b":
             register = "%p0"
         names.append(register)
     body.append(text.format(*names))
-    if dtype == bool:
+    if dtype.kind == "b":
         body.append("selp.b16 %h20, 1, 0, %p0;")
-    store = "%h20" if dtype == bool else names[0]
+    store = "%h20" if dtype.kind == "b" else names[0]
     body.append(f"st.global.b{8 * dtype.itemsize} [%d0], {store};")
     parameters = ", ".join(f".param .u64 a{place}" for place in range(len(names)))
     lines = "\n".join(body)

@@ -81,6 +81,7 @@ CASES: dict[str, list[Case]] = {
             fails=UnhealthyError,
         )
     ],
+    "emulate": [Case(arguments=("quickstart",), **NEEDS_BUILDER)],
     "explain": [Case(arguments=("{python}", "-c", "pass"), prints="GEMM")],
     "record": [
         Case(arguments=("{python}", "-c", "pass"), says="no GEMM was recorded"),

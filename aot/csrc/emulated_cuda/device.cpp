@@ -1,14 +1,15 @@
 #include "device.h"
 
-#include <deque>
 #include <set>
 
 namespace nvgemm::emulated {
 namespace {
 
 // All below are guarded by StateMutex.
-std::deque<Device> devices;
-std::deque<Context> contexts;  // one a device; addresses stay
+constexpr int kMostDevices = 64;
+Device devices[kMostDevices];
+Context contexts[kMostDevices];
+int device_count = 0;
 Result (*on_launch)(const Launch*);
 int (*static_shared_bytes)(const void* image, const char* kernel);
 std::set<std::string> unsupported;
@@ -23,14 +24,14 @@ std::mutex& StateMutex() {
 
 Device* DeviceAt(int ordinal) {
   if (ordinal < 0 || ordinal >= DeviceCount()) return nullptr;
-  return &devices[static_cast<std::size_t>(ordinal)];
+  return &devices[ordinal];
 }
 
-int DeviceCount() { return static_cast<int>(devices.size()); }
+int DeviceCount() { return device_count; }
 
 Context* PrimaryContext(int ordinal) {
   if (DeviceAt(ordinal) == nullptr) return nullptr;
-  return &contexts[static_cast<std::size_t>(ordinal)];
+  return &contexts[ordinal];
 }
 
 Context*& CurrentContext() {
@@ -113,12 +114,13 @@ Result Unsupported(const char* name) {
 
 using namespace nvgemm::emulated;  // NOLINT(build/namespaces): what follows has C linkage
 
-// Adds a device after the others, without attributes, and returns its ordinal.
+// Adds a device after the others, without attributes, and returns its ordinal, or -1 if there are
+// too many.
 NVGEMM_EXPORT int nvgemm_emulated_add_device() {
   const std::lock_guard<std::mutex> lock(StateMutex());
-  contexts.push_back({DeviceCount()});
-  devices.emplace_back();
-  return DeviceCount() - 1;
+  if (device_count == kMostDevices) return -1;
+  contexts[device_count].device = device_count;
+  return device_count++;
 }
 
 // Sets a CUdevice_attribute.

@@ -20,13 +20,14 @@ from .bundles import inspect, list_, verify, wheel
 from .cache import cache
 from .coverage.command import coverage
 from .doctor.command import doctor
+from .emulate.command import emulate
 from .explain import explain
 from .manifest import manifest, schema
 from .rankings.command import rankings
 from .rankings.confirm import confirm
+from .rankings.tune import tune
 from .record import record
 from .terminal import interrupts, output
-from .tune import tune
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def main(verbose: int) -> None:
 
 
 for _command in (
-    build, cache, confirm, coverage, doctor, explain, inspect, list_, manifest, rankings, record,
-    schema, tune, verify, wheel,
+    build, cache, confirm, coverage, doctor, emulate, explain, inspect, list_, manifest, rankings,
+    record, schema, tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

@@ -287,8 +287,8 @@ def compile_all(
 
     Workers store each kernel at once, so an interrupted build resumes where it stopped.
 
-    Several tasks may share a key, if none or all keep PTX. ``progress`` is called at the start (with
-    0 done) and after each kernel. Starts compiler processes unless ``workers`` already run.
+    Several tasks may share a key, if none or all keep PTX. ``progress`` is called at the start
+    (with 0 done) and after each kernel. Starts compiler processes unless ``workers`` already run.
 
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a

@@ -47,7 +47,7 @@ def test_the_module_is_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["nvgemm_aot.cli.main", "click", "nvgemm_runtime", "nvgemm_aot.cli.tune"]
+    "module", ["nvgemm_aot.cli.main", "click", "nvgemm_runtime", "nvgemm_aot.cli.rankings.tune"]
 )
 def test_an_interrupt_during_imports_ends_the_command_quietly(module: str) -> None:
     done = run("-c", INTERRUPTED_AT.format(module=module), "list")

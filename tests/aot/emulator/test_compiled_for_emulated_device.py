@@ -1,8 +1,9 @@
-"""torch.compile on an emulated GPU, which picks kernels by times that a test dictates."""
+"""torch.compile on an emulated GPU, with rankings and times that a test dictates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,27 +11,41 @@ import torch
 
 from emulated_scripts import IMPORTS, PRELUDE, PROBLEM
 from forked_scripts import forked_scripts
-from measured_bundles import ATEN, write_measured
-from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.problem import Op
+from measured_bundles import ATEN, TWO_GPUS
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.pipeline.compiler import compile_all
+from nvgemm_aot.pipeline.ptx_store import read_ptx
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.gemm.problem import Problem
+from row_kernels import ROWS, make_task
 
-Run = Callable[[Path, str], None]
+Run = Callable[..., None]
 
 COMPILE = """
 from torch._inductor import config, select_algorithm
 from torch._inductor.utils import fresh_cache
-times = {}  # in ms, by kernel id and "mm", which is ATen
-select_algorithm.ExternKernelCaller.benchmark = lambda choice, *arguments, out: next(
-    ms for name, ms in times.items() if name[:12] in choice.name.split("_")
-)
 def compiled(function, *operands, **options):
-    emulated.calls.clear()
-    torch._dynamo.reset()
     backends = {"max_autotune_gemm_backends": "ATEN", "compile_threads": 1}
     with fresh_cache(), config.patch(backends):
         result = torch.compile(function, dynamic=False, **options)(*operands)
-    assert not emulated.failures
+    assert not emulated.failures, emulated.failures
     return result, [call.kernel_id for call in emulated.calls]
+"""
+
+INTERPRET = """
+from pathlib import Path
+from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
+from nvgemm_aot.emulator.session.ptx_runner import PtxRunner
+programs = KeptPrograms()
+emulated._run = PtxRunner(programs)
+(found,) = nvgemm_runtime.bundles()
+(kernel,) = found.bundle.header.kernels
+programs.add(found.bundle.payload(kernel), Path(sys.argv[2]).read_text())
+a, b = values(144, 64), values(96, 64).t()
 """
 
 
@@ -40,11 +55,79 @@ def run() -> Iterator[Run]:
     imports = "import torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm\n"
     with forked_scripts(IMPORTS + imports) as scripts:
 
-        def run(bundle: Path, script: str) -> None:
-            done = scripts.run(PRELUDE + PROBLEM + COMPILE + script, str(bundle))
+        def run(script: str, bundle: Path, *arguments: Path) -> None:
+            script = PRELUDE + PROBLEM + COMPILE + script
+            done = scripts.run(script, str(bundle), *map(str, arguments))
             assert done.returncode == 0, done.stderr
 
         yield run
+
+
+@pytest.fixture(scope="module")
+def ptx_and_kernel(
+    kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, BuiltKernel]:
+    """A kernel for sm_100f of two thread blocks a tile, and its PTX in a file."""
+    task = replace(make_task(ROWS["dense"]), keeps_ptx=True)
+    compiled = compile_all([task], kernel_cache, jobs=1).kernels[task.key]
+    path = tmp_path_factory.mktemp("ptx") / "kernel.ptx"
+    text = read_ptx(task.key, kernel_cache)
+    assert text is not None
+    path.write_text(text)
+    return path, BuiltKernel(**task.candidate.facts(), payload=compiled.payload)
+
+
+def write_measured(path: Path, kernel: BuiltKernel, aten_ns: int) -> None:
+    """Write a bundle in which a B200 took 200 ns for the kernel, and so long for ATen."""
+    target = build_target("sm_100f")
+    conditions = Conditions(
+        driver="580.95.05", torch=torch.__version__, cuda="13.0", date="2026-11-21"
+    )
+    ranking = ProblemRanking(
+        problem=Problem(signature=kernel.signature, m=144, n=96, k=64),
+        source=RankingSource(
+            kind="measurement", by="a test", gpu="NVIDIA B200", conditions=conditions
+        ),
+        kernels=((sha256_hex(kernel.payload), 200),),
+        measured=Measured(
+            spreads_ns=(1,),
+            aten=Timing(time_ns=aten_ns, spread_ns=1),
+            triton=None,
+            doubts=(),
+            confirmed_by=TWO_GPUS,
+        ),
+    )
+    path.parent.mkdir(mode=0o755)
+    write_bundle(
+        path,
+        BundleContent(
+            target=target.target,
+            device=target.device.name,
+            generator="test",
+            build_key=sha256_hex(b"build"),
+            toolchain={"test": "1"},
+            kernels=(kernel,),
+            rankings=(ranking,),
+        ),
+    )
+
+
+@pytest.mark.parametrize("aten_ns", [900, pytest.param(100, marks=pytest.mark.slow)])
+def test_compiled_code_runs_the_ptx_of_a_kernel_that_is_ranked_first(
+    run: Run, ptx_and_kernel: tuple[Path, BuiltKernel], tmp_path: Path, aten_ns: int
+) -> None:
+    ptx, kernel = ptx_and_kernel
+    bundle = tmp_path / "shared" / "measured.nvgemm"
+    write_measured(bundle, kernel, aten_ns)
+    run(INTERPRET + f"""
+result, launched = compiled(torch.mm, a, b)
+assert torch.equal(result.float(), a.float() @ b.float())
+assert launched == ([kernel.id] if {aten_ns} == 900 else []), launched
+for call in emulated.calls:
+    ((launch, execution),) = call.launches
+    assert launch.cluster == (2, 1, 1)
+    assert execution.warp_instructions > 1000
+""", bundle, ptx)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -52,43 +135,15 @@ def run() -> Iterator[Run]:
 def test_the_choice_with_the_best_dictated_time_computes(
     run: Run, real_bundles: dict[str, Path], fastest: str
 ) -> None:
-    run(real_bundles["sm_100f"], f"""
+    run(f"""
 kernels = [served.kernel.id for served in nvgemm_runtime.explain(a, b).match.kernels]
 assert len(kernels) == 2
 fastest = {"'mm'" if fastest == ATEN else f"kernels[{fastest}]"}
 times = dict.fromkeys((*kernels, "mm"), 2.0) | {{fastest: 1.0}}
+select_algorithm.ExternKernelCaller.benchmark = lambda choice, *arguments, out: next(
+    ms for name, ms in times.items() if name[:12] in choice.name.split("_")
+)
 result, launched = compiled(torch.mm, a, b, mode="max-autotune-no-cudagraphs")
 torch.testing.assert_close(result, expected)
 assert launched == [kernel for kernel in kernels if kernel == fastest], launched
-""")  # fmt: skip
-
-
-def test_rankings_measured_on_the_emulated_product_decide_without_autotuning(
-    run: Run, real_bundles: dict[str, Path], tmp_path: Path
-) -> None:
-    with Bundle(real_bundles["sm_100f"]) as bundle:
-        operators = [
-            kernel.operator for kernel in bundle.header.kernels if kernel.signature.op is Op.MM
-        ]
-    for number, aten in enumerate((900, 100)):
-        times = {operator: 200 + place for place, operator in enumerate(operators)}
-        measured = write_measured(
-            real_bundles["sm_100f"],
-            tmp_path / f"{number}" / "measured.nvgemm",
-            {8: {**times, ATEN: aten}},
-            gpu="NVIDIA B200",
-            torch=torch.__version__,
-            cuda="13.0",
-        )
-        run(measured, f"""
-m, n, k = 8, 4096, 4096
-a_shape, b_shape = (m, k), (n, k)
-a, b = values(m, k), values(n, k).t()
-best = next(
-    kernel.id for found in nvgemm_runtime.bundles() for kernel in found.bundle.header.kernels
-    if kernel.operator == {operators[0]!r}
-)
-result, launched = compiled(torch.mm, a, b)
-torch.testing.assert_close(result.float(), a.float() @ b.float(), rtol=0.01, atol=0.1)
-assert launched == ([best] if {aten} == 900 else []), launched
-""")  # fmt: skip
+""", real_bundles["sm_100f"])  # fmt: skip

@@ -292,7 +292,8 @@ def test_order_with_nan_and_signed_zeros() -> None:
     a = bits(math.nan, 1.0, math.nan, 0.0, -0.0, -3.0)
     b = bits(1.0, math.nan, math.nan, -0.0, 0.0, 2.0)
     least = single("min.f32 {0}, {1}, {2};", a, b)
-    assert least[:2] == [1.0, 1.0] and math.isnan(least[2])
+    assert least[:2] == [1.0, 1.0]
+    assert math.isnan(least[2])
     assert [math.copysign(1, each) for each in least[3:5]] == [-1, -1]
     most = single("max.f32 {0}, {1}, {2};", a, b)
     assert [math.copysign(1, each) for each in most[3:5]] == [1, 1]

@@ -80,6 +80,22 @@ def test_remote_arrivals_reach_the_other_block():
     )
 
 
+def test_invalidated_barriers_free_their_bytes():
+    run(
+        INIT + "mbarrier.inval.shared.b64 [smem];\nst.shared.b64 [smem], 7;\n"
+        "fence.proxy.async.shared::cta;\n"
+        + INIT
+        + "mbarrier.arrive.shared.b64 _, [smem];"
+        + wait(0),
+        threads=1,
+    )
+
+
+def test_reports_a_barrier_that_a_store_overwrites():
+    with pytest.raises(EmulationError, match="ordinary data has overwritten"):
+        run(INIT + "st.shared.b32 [smem+4], 7;\nmbarrier.arrive.shared.b64 _, [smem];", threads=1)
+
+
 def test_arrivals_behind_copies_count_unless_they_were_not_expected():
     arrive = "cp.async.mbarrier.arrive{}.shared.b64 [smem];\n"
     run(INIT + arrive.format(".noinc") + wait(0), threads=1)

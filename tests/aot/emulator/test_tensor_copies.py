@@ -130,6 +130,23 @@ def test_pairs_of_four_bits_move_as_bytes():
     assert (result.reshape(4, 64) == wanted).all()
 
 
+def test_padded_elements_of_four_bits_take_twice_their_space():
+    source, result = aligned(64 * 2), aligned(256)
+    source[:] = np.arange(128)
+    moves = "".join(
+        f"ld.shared.v4.b32 {{%r1, %r2, %r3, %r4}}, [smem+{1024 + place}];\n"
+        f"st.global.v4.b32 [%d1+{place}], {{%r1, %r2, %r3, %r4}};\n"
+        for place in range(0, 256, 16)
+    )
+    # The barrier counts bytes of global memory.
+    body = through(128, LOAD.format(rank=2, at="{0, 0}"), "ld.param.u64 %d1, [a0];\n" + moves)
+    maps = [tensor_map(source, "b4x16_p64", (128, 2), (128, 2))]
+    run(body, tensors={"a": source, "c": result}, maps=maps, pointers=[result], threads=1)
+    groups = result.reshape(16, 16)
+    assert (groups[:, :8] == source.reshape(16, 8)).all()
+    assert (groups[:, 8:] == 0).all()
+
+
 def test_gathered_rows_have_their_own_coordinates():
     source, result = aligned(10 * 32), aligned(4 * 32)
     source[:] = np.repeat(np.arange(10), 32)

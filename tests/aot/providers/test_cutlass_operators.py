@@ -86,6 +86,20 @@ def test_tiles_of_few_rows_are_left_out_where_an_epilogue_broadcasts(
     assert len(reasons) == (least == 128)
 
 
+def test_preferred_clusters_that_refuse_small_problems_are_left_out(
+    provider: CutlassOperators,
+) -> None:
+    """With a fixed number of blocks, the number of clusters is rounded down, to none."""
+    found = provider.enumerate(
+        Signature.parse("mm/tn/bf16xbf16/fp32/bf16"), build_target("sm_100f")
+    )
+    left_out = [one.operator for one in found.rejections if "launches no block" in one.reason]
+    assert left_out
+    assert all("PreferredCluster" in name and "static_persistent" in name for name in left_out)
+    kept = {one.design.scheduler for one in found.candidates if one.design.fallback_cluster}
+    assert kept == {"clc"}
+
+
 FP8 = "fp8_e4m3xfp8_e4m3/fp32/bf16"
 FP4 = "fp4_e2m1xfp4_e2m1/fp32/bf16"
 FAMILIES = [

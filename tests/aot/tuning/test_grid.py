@@ -14,7 +14,7 @@ import cpu_kernels
 import cpu_provider
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.bundle.wheel_description import render_description
-from nvgemm_aot.cli.tune import tuned_document, tuned_text
+from nvgemm_aot.cli.rankings.tune import tuned_document, tuned_text
 from nvgemm_aot.tuning.measuring import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
 from nvgemm_aot.tuning.tune_bundles import Tuned

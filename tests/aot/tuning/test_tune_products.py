@@ -9,7 +9,7 @@ import pytest
 from tuner import Tuner
 
 from nvgemm_aot.bundle.content import BundleContent, read_content
-from nvgemm_aot.cli.tune import tuned_document, tuned_text
+from nvgemm_aot.cli.rankings.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.tuning.measuring.grid import Grid
 from nvgemm_aot.tuning.rewrite import rankings_to_measure

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from nvgemm_runtime.bundle.format import sha256_hex
 
 from ...pipeline.workers import WorkerDied, Workers
-from .kernel_check import KernelReport, KernelTask, Run, Verdict, check_kernel, start_session
+from .kernel_check import KernelReport, KernelTask, check_kernel, failed_report, start_session
 
 Progress = Callable[[int, int], None]
 """Receives the number of checked kernels, and of all."""
@@ -43,22 +43,11 @@ def check_kernels(
                 done += 1
                 if progress is not None:
                     progress(done, len(tasks))
-                died = isinstance(outcome, WorkerDied)
-                yield task, _death_report(task, outcome) if died else outcome
-
-
-def _death_report(task: KernelTask, death: WorkerDied) -> KernelReport:
-    run = Run(
-        problem=task.problems[0],
-        seed=task.seeds[0],
-        operands="",
-        verdict=Verdict.ERROR,
-        reason=f"the process that emulated it ended: {death}",
-        launches=0,
-        warp_instructions=0,
-        seconds=0.0,
-    )
-    return KernelReport(runs=(run,))
+                if isinstance(outcome, WorkerDied):
+                    reason = f"the process that emulated it ended: {outcome}"
+                    yield task, failed_report(task, reason)
+                else:
+                    yield task, outcome
 
 
 _TARGET_LINE = re.compile(r"^\s*\.target .*$", re.M)

@@ -12,9 +12,7 @@ from nvgemm_runtime.gemm.types import ScaleRecipe
 
 
 def _every_signature() -> Iterator[Signature]:
-    for op, scales, epilogue in itertools.product(
-        Op, (None, *ScaleRecipe), (None, *ALL_EPILOGUES)
-    ):
+    for op, scales, epilogue in itertools.product(Op, (None, *ScaleRecipe), (None, *ALL_EPILOGUES)):
         yield from _signatures(op, scales, epilogue)
 
 

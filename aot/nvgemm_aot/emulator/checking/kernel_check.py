@@ -6,7 +6,7 @@ import enum
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import one_line
+from nvgemm_runtime.errors import NvgemmError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.launch.loading.loader import LOADER, LoadedKernel
@@ -45,6 +45,9 @@ class Verdict(enum.Enum):
     """Outcome of a kernel for one problem."""
 
     RIGHT = "right"
+    SUSPECT = "suspect"
+    """The result is right, and the kernel did what the emulator reports, such as reading shared
+    memory that nobody has written."""
     WRONG = "wrong"
     ERROR = "error"
 
@@ -111,13 +114,17 @@ class KernelReport:
         """The worst verdict."""
         verdicts = {run.verdict for run in self.runs}
         return next(
-            (one for one in (Verdict.ERROR, Verdict.WRONG) if one in verdicts), Verdict.RIGHT
+            (one for one in (Verdict.ERROR, Verdict.WRONG, Verdict.SUSPECT) if one in verdicts),
+            Verdict.RIGHT,
         )
 
     @property
     def first_fault(self) -> Run | None:
-        """The first run that is not right."""
-        return next((run for run in self.runs if run.verdict is not Verdict.RIGHT), None)
+        """The first run with the report's verdict, unless all are right."""
+        verdict = self.verdict
+        if verdict is Verdict.RIGHT:
+            return None
+        return next(run for run in self.runs if run.verdict is verdict)
 
     @property
     def share_run(self) -> float:
@@ -153,27 +160,45 @@ def check_kernel(task: KernelTask) -> KernelReport:
     """Calls a kernel for each problem and seed, and compares each result with its reference."""
     session = _session
     assert session is not None  # the process has called `start_session`
-    session.programs.add(task.kernel.payload, task.ptx)
-    with tempfile.TemporaryDirectory() as directory:
-        loaded = _load(task, Path(directory))
-        counts: list[int] = []
-        lines: list[int] = []
-        runs = []
-        for problem in task.problems:
-            for number, seed in enumerate(task.seeds):
-                session.device.calls.clear()
-                runs.append(_run(session, loaded, problem, seed, number))
-                for execution in _executions(session.device):
-                    counts = counts or [0] * len(execution.counts)
-                    counts = [before + now for before, now in zip(counts, execution.counts)]
-    program = session.programs.only_program(task.kernel.payload)
-    lines = [instruction.line for instruction in program.instructions]
-    counts = counts or [0] * len(lines)
+    try:
+        session.programs.add(task.kernel.payload, task.ptx)
+        program = session.programs.only_program(task.kernel.payload)
+        with tempfile.TemporaryDirectory() as directory:
+            loaded = _load(task, Path(directory))
+    except NvgemmError as error:
+        return failed_report(task, f"{type(error).__name__}: {error}")
+    counts = [0] * len(program.instructions)
+    runs = []
+    for problem in task.problems:
+        for number, seed in enumerate(task.seeds):
+            session.device.calls.clear()
+            runs.append(_run(session, loaded, problem, seed, number))
+            for execution in _executions(session.device):
+                counts = [before + now for before, now in zip(counts, execution.counts)]
     return KernelReport(
         runs=tuple(runs),
-        instructions=len(lines),
-        idle=tuple(line for line, count in zip(lines, counts) if not count),
+        instructions=len(counts),
+        idle=tuple(
+            instruction.line
+            for instruction, count in zip(program.instructions, counts)
+            if not count
+        ),
     )
+
+
+def failed_report(task: KernelTask, reason: str) -> KernelReport:
+    """Returns the report for a kernel that cannot be called at all."""
+    run = Run(
+        problem=task.problems[0],
+        seed=task.seeds[0],
+        operands="",
+        verdict=Verdict.ERROR,
+        reason=one_line(reason),
+        launches=0,
+        warp_instructions=0,
+        seconds=0.0,
+    )
+    return KernelReport(runs=(run,))
 
 
 def _load(task: KernelTask, directory: Path) -> LoadedKernel:
@@ -202,11 +227,10 @@ def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, n
     session.runner.schedule = Schedule(
         seed=seed, delay=_DELAY if number else 0, resident=1 + (number + 1) % 3
     )
-    verdict, reason = Verdict.RIGHT, None
+    verdict: Verdict
+    reason: str | None
     try:
-        faults = list(_faults(session, loaded, check))
-        if faults:
-            verdict, reason = Verdict.WRONG, faults[0]
+        verdict, reason = next(_faults(session, loaded, check), (Verdict.RIGHT, None))
     except Exception as error:
         verdict, reason = Verdict.ERROR, one_line(f"{type(error).__name__}: {error}")
     executions = list(_executions(session.device))
@@ -222,7 +246,9 @@ def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, n
     )
 
 
-def _faults(session: _Session, loaded: LoadedKernel, check: OperandCheck) -> Iterator[str]:
+def _faults(
+    session: _Session, loaded: LoadedKernel, check: OperandCheck
+) -> Iterator[tuple[Verdict, str]]:
     """Calls a kernel and yields what is wrong with its result, or with how it got there."""
     a, b, out, *others = check.operands
     frame, window = _framed(loaded, out)
@@ -231,15 +257,15 @@ def _faults(session: _Session, loaded: LoadedKernel, check: OperandCheck) -> Ite
     call_as_user(loaded, check.operands)
     fault = check.fault(window)
     if fault is not None:
-        yield f"{check.name}: {fault}"
+        yield Verdict.WRONG, f"{check.name}: {fault}"
     window.view(_bytes_type()).fill_(_POISON)
     if int((frame != _POISON).sum()):
-        yield f"{check.name}: bytes between the rows of the result were written"
+        yield Verdict.WRONG, f"{check.name}: bytes beside the result were written"
     executions = list(_executions(session.device))
     if not executions:
-        yield "the call launched no kernel"
+        yield Verdict.WRONG, "the call launched no kernel"
     for execution in executions:
-        yield from (f"{check.name}: {finding}" for finding in execution.findings)
+        yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in execution.findings)
 
 
 _POISON = 0xFF
@@ -276,8 +302,3 @@ def _executions(device: EmulatedDevice) -> Iterator[Execution]:
         for _, execution in call.launches:
             assert isinstance(execution, Execution)
             yield execution
-
-
-def problems_text(problems: Sequence[Problem]) -> str:
-    """Returns problems' sizes for a message, e.g. ``m5n8k8, m127n136k72``."""
-    return ", ".join(problem.key.rpartition("/")[2] for problem in problems)

@@ -44,6 +44,8 @@ class StandIn:
     def add_device(self, profile: DeviceProfile) -> int:
         """Adds a device with a product's capability, sizes and limits; returns its ordinal."""
         ordinal = int(self._library.nvgemm_emulated_add_device())
+        if ordinal < 0:
+            raise DriverError("the emulated driver has its 64 devices already; add fewer")
         major, minor = profile.capability
         for attribute, value in (
             (_MULTIPROCESSORS, profile.sm_count.value),

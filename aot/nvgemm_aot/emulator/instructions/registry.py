@@ -49,7 +49,7 @@ class Qualifiers:
         self._left = list(instruction.qualifiers)
 
     def flag(self, name: str) -> bool:
-        """Whether the next qualifier is this one, which is then read."""
+        """Reads the next qualifier if it is this one; returns whether it was."""
         if self._left[:1] == [name]:
             self._left.pop(0)
             return True

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any
 
 from ..errors import EmulationError, MemoryAccessError
 from ..machine.addresses import SHARED_WINDOW
 from ..machine.hierarchy import Block, Warp
-from ..machine.lanes import Mask
+from ..machine.lanes import FULL, Mask
+from ..machine.meanings import Value
 from ..ptx.operands import Address, Operand, Register
 from ..ptx.program import Instruction, Program
 from .values import address
 
-AddressOf: TypeAlias = Callable[[Warp, int], int]
-"""The address in the shared window that a lane of a warp has."""
+
+class AddressOf:
+    """Reader of the address in the shared window that a lane of a warp has."""
+
+    def __init__(self, lanes: Value, *, generic: bool) -> None:
+        self.lanes = lanes
+        self._generic = generic
+
+    def __call__(self, warp: Warp, lane: int) -> int:
+        """Returns a lane's address.
+
+        Raises:
+            MemoryAccessError: If a generic address is not of shared memory.
+        """
+        value = int(self.lanes(warp)[lane])
+        if not self._generic:
+            return value & 0xFFFF_FFFF
+        if value >> 32 != SHARED_WINDOW >> 32:
+            raise MemoryAccessError(f"generic address {value:#x} is not of shared memory")
+        return value - SHARED_WINDOW
 
 
 def shared_address(
@@ -26,7 +44,7 @@ def shared_address(
         operand: The address, in a register of 32 or 64 bits.
         instruction: The instruction that has it.
         program: The program that has that.
-        generic: Whether the instruction names no state space, so that the address is generic.
+        generic: True if the instruction names no state space, so that the address is generic.
 
     Raises:
         UnsupportedPtxError: If the operand is no address.
@@ -35,16 +53,7 @@ def shared_address(
         generic or (isinstance(operand.base, Register) and operand.base.type.endswith("64"))
     )
     lanes = address(operand, "u64" if wide else "u32", instruction, program)
-    if not generic:
-        return lambda warp, lane: int(lanes(warp)[lane]) & 0xFFFF_FFFF
-
-    def of_window(warp: Warp, lane: int) -> int:
-        value = int(lanes(warp)[lane])
-        if value >> 32 != SHARED_WINDOW >> 32:
-            raise MemoryAccessError(f"generic address {value:#x} is not of shared memory")
-        return value - SHARED_WINDOW
-
-    return of_window
+    return AddressOf(lanes, generic=generic)
 
 
 def locate(warp: Warp, place: int) -> tuple[Block, int]:
@@ -61,6 +70,13 @@ def locate(warp: Warp, place: int) -> tuple[Block, int]:
             "must wait for each other first"
         )
     return block, offset
+
+
+def agree(lanes: Any, mask: Mask) -> bool:
+    """Returns whether active lanes have one value."""
+    chosen = lanes if mask is FULL else lanes[mask]
+    agreed: bool = chosen.tobytes() == chosen[:1].tobytes() * len(chosen)
+    return agreed
 
 
 def active_lanes(mask: Mask) -> list[int]:

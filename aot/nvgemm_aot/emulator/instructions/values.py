@@ -36,10 +36,10 @@ def natural_dtype(kind: str) -> Any:
 
 
 def storage_dtype(kind: str) -> Any:
-    """Returns the numpy type of registers that hold a PTX type."""
+    """Returns the numpy type of registers that hold a PTX type; of ``b128``, of its halves."""
     if kind == "pred":
         return np.bool_
-    return {8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64}[BITS[kind]]
+    return {8: np.uint16, 16: np.uint16, 32: np.uint32}.get(BITS[kind], np.uint64)
 
 
 def constant(value: int, dtype: Any) -> Any:
@@ -63,7 +63,11 @@ def source(
     """Returns an operand as a type's values, such as int32 for ``s32``.
 
     Args:
-        wider: Whether a register may be wider than the type, as with ``st`` and ``cvt``.
+        operand: The operand.
+        kind: The type.
+        instruction: The instruction that has it.
+        program: The program that has that.
+        wider: True if a register may be wider than the type, as with ``st`` and ``cvt``.
 
     Raises:
         UnsupportedPtxError: If it is no such operand.
@@ -76,7 +80,7 @@ def source(
         if wider and kind != "pred" and BITS[kind] < BITS[operand.type] <= 64:
             return Source(register=operand.number, view=view, narrow=storage_dtype(kind))
         raise instruction.unknown(f"register {operand.name} of type .{operand.type} as .{kind}")
-    if isinstance(operand, Immediate):
+    if isinstance(operand, Immediate) and kind != "b128":
         return Source(lanes=_literal(operand, kind, instruction))
     if isinstance(operand, Negated) and kind == "pred":
         number = operand.register.number
@@ -125,6 +129,8 @@ def destination(operand: Operand, instruction: Instruction, kind: str | None = N
     """Returns the index of the register that takes a result, or None for ``_``.
 
     Args:
+        operand: The operand.
+        instruction: The instruction that has it.
         kind: Type of the result, whose width the register must have; None checks nothing.
 
     Raises:
@@ -134,7 +140,10 @@ def destination(operand: Operand, instruction: Instruction, kind: str | None = N
         return None
     if not isinstance(operand, Register):
         raise instruction.unknown(f"result {operand}")
-    if kind is not None and BITS[operand.type] != max(BITS[kind], 16 if kind != "pred" else 1):
+    if kind is not None and BITS[operand.type] not in (
+        BITS[kind],
+        16 if BITS[kind] == 8 else BITS[kind],
+    ):
         raise instruction.unknown(f"result {operand.name} of type .{operand.type} for .{kind}")
     return operand.number
 
@@ -207,15 +216,16 @@ _OF_WARP: dict[str, Callable[[Warp], int]] = {
     "%total_smem_size": lambda warp: len(warp.block.shared),
 }
 
+_MASKS_BY_LANE: dict[str, Callable[[int], int]] = {
+    "%lanemask_eq": lambda lane: 1 << lane,
+    "%lanemask_lt": lambda lane: (1 << lane) - 1,
+    "%lanemask_le": lambda lane: (2 << lane) - 1,
+    "%lanemask_gt": lambda lane: -(2 << lane),
+    "%lanemask_ge": lambda lane: -(1 << lane),
+}
 _LANE_MASKS = {
     name: np.array([mask(lane) & 0xFFFF_FFFF for lane in range(LANES)], np.uint32)
-    for name, mask in {
-        "%lanemask_eq": lambda lane: 1 << lane,
-        "%lanemask_lt": lambda lane: (1 << lane) - 1,
-        "%lanemask_le": lambda lane: (2 << lane) - 1,
-        "%lanemask_gt": lambda lane: -(2 << lane),
-        "%lanemask_ge": lambda lane: -(1 << lane),
-    }.items()
+    for name, mask in _MASKS_BY_LANE.items()
 }
 
 

@@ -4,7 +4,7 @@ Global addresses are addresses of the host, which end below 2**47. The other win
 """
 
 SHARED_BASE = 1024
-"""Where a block's shared memory begins in the shared window; CUDA keeps the first KiB."""
+"""Begin of a block's shared memory in the shared window; CUDA keeps the first KiB."""
 
 RANK_SHIFT = 24
 """Bit at which an address in the shared window holds the block's rank in its cluster."""

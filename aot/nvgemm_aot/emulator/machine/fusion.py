@@ -58,7 +58,7 @@ def joined(meanings: Meanings, begin: int, stops: frozenset[int]) -> Run:
 
 
 def never_waits(meaning: Meaning) -> bool:
-    """Whether a step was declared to return no signal."""
+    """Returns whether a step was declared to return no signal."""
     return getattr(meaning, "never_waits", False)
 
 
@@ -134,6 +134,8 @@ class _Source:
             view = self._view(meaning.view)
             if number is None:
                 return result
+            if meaning.pairs and condition is not None:
+                condition = f"({condition})[:, None]"
             return f"r[{number}] = {self._kept(f'{result}{view}', number, condition)}"
         view = self._view(meaning.view)
         parts = [f"t = {result}"]

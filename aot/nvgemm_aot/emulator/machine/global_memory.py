@@ -20,8 +20,8 @@ class Region:
     Attributes:
         address: Address of its first byte.
         data: Its bytes.
-        name: What messages call it.
-        writable: Whether the kernel may write it.
+        name: Name in messages.
+        writable: True if the kernel may write it.
     """
 
     address: int

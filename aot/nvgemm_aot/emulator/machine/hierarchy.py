@@ -32,8 +32,8 @@ class Warp:
         registers: One array of 32 lanes for each register; of ``b128``, 32 pairs.
         stack: ``[next instruction, lanes, where they come together]``, outermost first; the last
             entry runs.
-        waiting: What it waits for, as messages print it, or None.
-        parked: Whether it waits until somebody clears this.
+        waiting: Condition that it waits for, as messages print it, or None.
+        parked: True while it waits until somebody clears this.
         memory: Where extensions keep what belongs to a warp, by their names.
     """
 
@@ -213,8 +213,14 @@ class Cluster:
         self.grid.progress += 1
 
     def passed(self, warp: Warp) -> bool:
-        """Whether the barrier opened at which the warp arrived last; the warp acquires it."""
-        phase = warp.memory["cluster phase"]
+        """Returns whether the barrier opened at which the warp arrived last; then acquires it.
+
+        Raises:
+            EmulationError: If it has not arrived.
+        """
+        phase = warp.memory.get("cluster phase")
+        if phase is None:
+            raise EmulationError("waits at the cluster's barrier, where it has not arrived")
         if phase >= self._phase:
             return False
         self.grid.ordering.acquire(warp, self._passed[phase])
@@ -227,7 +233,7 @@ class Grid:
     Attributes:
         parameter_cells: Bytes of the parameter space and padding.
         progress: Counts what other warps may wait for; a round without any is idle.
-        findings: What was wrong and did not stop the kernel.
+        findings: Mistakes that did not stop the kernel.
         todo: Clusters that have not begun, along z, y, x.
         late: Effects that have not happened yet, by their queues.
     """

@@ -13,7 +13,7 @@ RETRY, YIELD, PARK = "retry", "yield", "park"
 """Signals: run the instruction again later; let others run; wait until woken."""
 
 Step: TypeAlias = Callable[[Warp, Mask], "str | None"]
-"""What an instruction does to a warp's lanes."""
+"""Changes a warp's lanes; returns a signal, or None to go on."""
 
 Value: TypeAlias = Callable[[Warp], Any]
 """Returns the values of a warp's 32 lanes."""
@@ -54,12 +54,14 @@ class Computation:
         sources: Operands.
         results: Registers that take the results; None for one that is not wanted.
         view: numpy type by which results are stored, or None if the function returns that.
+        pairs: True if the result is of ``b128``: two words a lane.
     """
 
     function: Callable[..., Any]
     sources: tuple[Source, ...]
     results: tuple[int | None, ...]
     view: Any = None
+    pairs: bool = False
 
 
 Meaning: TypeAlias = "Step | Branch | Computation"

@@ -17,7 +17,7 @@ class MemoryBarrier:
         pending: Arrivals that are missing in this phase.
         bytes: Bytes that copies still have to bring in this phase; negative if they came first.
         phase: Number of the current phase.
-        arrived: What happened before arrivals in this phase; ``passed``, before the last one ended.
+        arrived: Clock of the arrivals in this phase; ``passed``, of those in the last one.
     """
 
     __slots__ = ("arrived", "bytes", "expected", "passed", "pending", "phase")

@@ -48,10 +48,10 @@ class Ordering:
         """Returns what fences of a warp published, for who waits for a relaxed arrival."""
 
     def acquire(self, warp: Warp, clock: Clock) -> None:
-        """What happened before a release has happened before what a warp does next."""
+        """A warp learns of a release: what happened before that comes before its next accesses."""
 
     def acquire_relaxed(self, warp: Warp, clock: Clock) -> None:
-        """What happened before a release has happened before what follows a warp's next fence."""
+        """A warp observes a release, which orders what follows its next fence."""
 
     def fence(self, warp: Warp) -> None:
         """A warp runs a fence that releases and acquires."""
@@ -82,12 +82,6 @@ class Ordering:
 
     def tensor_free(self, warp: Warp, block: Block, columns: slice) -> None:
         """A warp frees columns of tensor memory."""
-
-    def tensor_before_sync(self, warp: Warp) -> None:
-        """``tcgen05.fence::before_thread_sync``."""
-
-    def tensor_after_sync(self, warp: Warp) -> None:
-        """``tcgen05.fence::after_thread_sync``."""
 
     def tensor_read(self, by: Operation, block: Block, lanes: slice, columns: slice) -> None:
         """An operation reads tensor memory."""

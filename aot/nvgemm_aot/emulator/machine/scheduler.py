@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..errors import DeadlockError, EmulationError
-from ..ptx.program import Program
+from ..ptx.program import Instruction, Program
 from .fusion import Run, failing_instruction, joined
 from .hierarchy import Cluster, Grid, Warp
 from .lanes import FULL, Mask
@@ -33,10 +34,12 @@ class Execution:
     """Outcome of a launch.
 
     Attributes:
-        counts: How often a warp ran each instruction of the program.
-        findings: What was wrong and did not stop the kernel.
+        program: The program that ran.
+        counts: Times that warps ran each instruction of the program.
+        findings: Mistakes that did not stop the kernel.
     """
 
+    program: Program
     counts: list[int]
     findings: list[str] = field(default_factory=list)
 
@@ -44,6 +47,27 @@ class Execution:
     def warp_instructions(self) -> int:
         """Instructions that warps ran."""
         return sum(self.counts)
+
+    @property
+    def covered(self) -> float:
+        """Share of the program's instructions that ran, from 0 to 1."""
+        return sum(map(bool, self.counts)) / len(self.counts)
+
+    def ran(self) -> dict[int, int]:
+        """Returns how often the instructions of each line of the PTX ran, if they did."""
+        lines: collections.Counter[int] = collections.Counter()
+        for instruction, count in zip(self.program.instructions, self.counts):
+            if count:
+                lines[instruction.line] += count
+        return dict(lines)
+
+    def never_ran(self) -> tuple[Instruction, ...]:
+        """Returns the instructions that no warp reached."""
+        return tuple(
+            instruction
+            for instruction, count in zip(self.program.instructions, self.counts)
+            if not count
+        )
 
 
 class Plan:
@@ -86,7 +110,11 @@ class Scheduler:
             self._run_rounds()
             while self.grid.late:
                 self._do_late()
-        return Execution(counts=self._spread_counts(), findings=self.grid.findings)
+        return Execution(
+            program=self.grid.program,
+            counts=self._spread_counts(),
+            findings=self.grid.findings,
+        )
 
     def _run_rounds(self) -> None:
         grid = self.grid

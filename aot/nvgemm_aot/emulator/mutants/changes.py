@@ -69,6 +69,8 @@ _QUALIFIERS = (
 )
 """Qualifiers of which one takes another's place; a lone one is left out."""
 
+_COMMUTATIVE = ("add", "and", "or", "xor", "mul", "min", "max", "addc")
+
 _REACH = 25
 """Instructions around one, from which another register is taken."""
 
@@ -135,7 +137,10 @@ def _qualifiers(instruction: Instruction, program: Program, place: int) -> Itera
 
 def _exchanged(instruction: Instruction, program: Program, place: int) -> Iterator[Instruction]:
     operands = instruction.operands
-    for first in range(1, len(operands)):
+    begin = 1
+    if instruction.opcode in _COMMUTATIVE or {"eq", "ne"}.intersection(instruction.qualifiers):
+        begin = 2  # exchanging the first two factors changes nothing
+    for first in range(begin, len(operands)):
         for second in range(first + 1, len(operands)):
             new = list(operands)
             new[first], new[second] = new[second], new[first]

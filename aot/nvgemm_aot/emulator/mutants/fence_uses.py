@@ -1,4 +1,4 @@
-"""What each fence and wait of a kernel orders, and whether anything relied on it."""
+"""Notes what each fence and wait of a kernel orders, and if anything relied on it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class RecordedLaunch:
 
     Attributes:
         program: The kernel that was launched.
-        launch: How.
+        launch: Its grid and parameters.
         regions: The memory that it may touch.
         before: The regions' bytes before the launch.
         after: The bytes that the kernel left, which a caller has checked.

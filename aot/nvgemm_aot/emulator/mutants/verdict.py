@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..errors import DeadlockError, EmulationError, UnsupportedPtxError
 from ..instructions.decoding import plan_of
+from ..machine.fusion import never_waits
 from ..machine.global_memory import GlobalMemory
 from ..machine.hierarchy import Grid, Warp
 from ..machine.lanes import Mask
 from ..machine.launch import Schedule
-from ..machine.meanings import Branch, Computation, going_on, lanes_of
+from ..machine.meanings import RETRY, Branch, Computation, Meaning, going_on
 from ..machine.ordering import Ordering
 from ..machine.scheduler import Plan, Scheduler
-from ..ptx.operands import Address, Label, Pair, Register, Vector
+from ..ptx.operands import Address, Immediate, Register, Sink
 from ..ptx.program import Instruction, Program
 from .changes import registers_of
 from .recorded_launch import RecordedLaunch
+
+Effects: TypeAlias = dict[str, Any]
+"""A digest for each warp."""
 
 
 class Outcome(enum.Enum):
@@ -39,8 +44,8 @@ class Outcome(enum.Enum):
 class Survival(enum.Enum):
     """Reasons why a survivor is not noticed."""
 
-    SAME_VALUES = "same values at every execution"
-    UNUSED = "its result is not read"
+    SAME_EFFECTS = "same effects at every execution"
+    UNUSED = "what it makes is not used"
     ORDERED = "every access is still ordered"
     PERFORMANCE = "changes performance only"
     MISSED = "not caught"
@@ -86,36 +91,29 @@ def judge(recorded: RecordedLaunch, program: Program, schedules: Iterable[Schedu
     return Verdict(outcome=Outcome.SURVIVED)
 
 
-def why_survived(recorded: RecordedLaunch, program: Program, place: int) -> Survival:
-    """Classifies a survivor, whose instruction at a place was changed."""
+def why_survived(
+    recorded: RecordedLaunch, program: Program, place: int, effects: Effects | None = None
+) -> Survival:
+    """Classifies a survivor, whose instruction at a place was changed.
+
+    Args:
+        recorded: The launch.
+        program: The changed program.
+        place: Index of the changed instruction.
+        effects: Result of `effects_of` for the launch's own program, if known.
+    """
     old, new = recorded.program.instructions[place], program.instructions[place]
-    if old.opcode in _PERFORMANCE:
+    if old.opcode in _PERFORMANCE or _differs_only_in_hints(old, new):
         return Survival.PERFORMANCE
     if _is_synchronisation(old):
         return Survival.ORDERED
-    written = {*written_registers(old), *written_registers(new)}
-    if old.opcode == "bra" or new.opcode == "bra":
-        return (
-            Survival.SAME_VALUES
-            if _branches(recorded, recorded.program) == _branches(recorded, program)
-            else Survival.MISSED
-        )
-    if written and not any(
-        register in written
-        for number, instruction in enumerate(program.instructions)
-        if number != place and recorded.execution.counts[number]
-        for register in (
-            *_read_registers(instruction),
-            *([instruction.predicate] if instruction.predicate else []),
-        )
-    ):
-        return Survival.UNUSED
-    if written and _trace(recorded, recorded.program, place, written) == _trace(
-        recorded, program, place, written
-    ):
-        return Survival.SAME_VALUES
-    if _differs_only_in_hints(old, new):
-        return Survival.PERFORMANCE
+    if old.opcode == "mbarrier" and old.qualifiers[0] == "init":
+        # Using a memory barrier that was not initialised is an error.
+        return Survival.UNUSED if new.opcode != "mbarrier" else Survival.MISSED
+    if effects is None:
+        effects = effects_of(recorded, recorded.program)
+    if effects == effects_of(recorded, program):
+        return Survival.SAME_EFFECTS
     return Survival.MISSED
 
 
@@ -127,7 +125,7 @@ def _is_synchronisation(instruction: Instruction) -> bool:
 
 
 def _differs_only_in_hints(old: Instruction, new: Instruction) -> bool:
-    """Whether only a cache policy, or a wait's time limit, was changed."""
+    """Tells if only a cache policy, or a wait's time limit, was changed."""
     if old.qualifiers != new.qualifiers or len(old.operands) != len(new.operands):
         return False
     differing = [
@@ -139,76 +137,57 @@ def _differs_only_in_hints(old: Instruction, new: Instruction) -> bool:
     )
 
 
-_NO_RESULT = {"st", "red", "bra", "ret", "bar", "barrier", "fence", "cp", "prefetch", "stmatrix"}
+_EFFECTS = {"st", "red", "atom", "mbarrier", "cp", "tcgen05", "stmatrix", "wgmma", "bar", "barrier"}
+_WITHOUT_EFFECT = {"try_wait", "test_wait", "ld", "wait::ld", "wait::st"}
 
 
-def written_registers(instruction: Instruction) -> tuple[Register, ...]:
-    """Returns the registers that an instruction writes."""
-    if instruction.opcode in _NO_RESULT or not instruction.operands:
-        return ()
-    if instruction.opcode == "tcgen05" and instruction.qualifiers[0] != "ld":
-        return ()
-    if instruction.opcode == "mbarrier" and instruction.qualifiers[0] in (
-        "init", "inval", "expect_tx", "complete_tx",
-    ):  # fmt: skip
-        return ()
-    first = instruction.operands[0]
-    if isinstance(first, (Address, Label)):
-        return ()
-    if isinstance(first, (Register, Vector, Pair)):
-        return tuple(registers_of((first,)))
-    return ()
+def effects_of(recorded: RecordedLaunch, program: Program) -> Effects:
+    """Returns, for each warp, a digest of all that it does to others, in order.
 
-
-def _read_registers(instruction: Instruction) -> tuple[Register, ...]:
-    begin = 1 if written_registers(instruction) else 0
-    return tuple(registers_of(instruction.operands[begin:]))
-
-
-def _branches(recorded: RecordedLaunch, program: Program) -> list[int]:
-    """Returns how often each instruction runs, without the changed one's own registers."""
-    return recorded.replay(program, ordering=Ordering()).counts
-
-
-def _trace(
-    recorded: RecordedLaunch, program: Program, place: int, registers: Iterable[Register]
-) -> str:
-    """Returns a digest of what registers hold after each execution of an instruction."""
-    meanings = list(plan_of(program).meanings)
-    meaning, predicate, negated = meanings[place]
-    assert not isinstance(meaning, Branch)
-    numbers = sorted(each.number for each in registers)
-    digest = hashlib.sha256()
-
-    def traced(warp: Warp, mask: Mask) -> str | None:
-        active = mask
-        if predicate is not None:
-            holds = warp.registers[predicate]
-            active = mask & (~holds if negated else holds)
-        signal = None
-        if isinstance(meaning, Computation):
-            _compute(meaning, warp, active)
-        elif active.any():
-            signal = meaning(warp, active)
-        digest.update(str(warp).encode())
-        for number in numbers:
-            digest.update(np.ascontiguousarray(warp.registers[number][mask]).tobytes())
-        return signal
-
-    step: Any = going_on(traced) if isinstance(meaning, Computation) else traced  # type: ignore[arg-type]
-    meanings[place] = (step, None, False)
+    That is each store, copy, multiplication and arrival, with the values of its operands. Waits are
+    left out, since how often a warp asks depends on the schedule.
+    """
+    digests: Effects = {}
+    meanings = [
+        _watched(number, *each, program.instructions[number], digests)
+        for number, each in enumerate(plan_of(program).meanings)
+    ]
     for region, content in zip(recorded.regions, recorded.before):
         region.data[:] = content
     grid = Grid(program, recorded.launch, GlobalMemory(recorded.regions), Schedule(), Ordering())
     Scheduler(grid, Plan(program, meanings)).run()
-    return digest.hexdigest()
+    return {name: digest.digest() for name, digest in digests.items()}
 
 
-def _compute(meaning: Computation, warp: Warp, active: Mask) -> None:
-    results = meaning.function(*(lanes_of(each)(warp) for each in meaning.sources))
-    if len(meaning.results) == 1:
-        results = (results,)
-    for number, result in zip(meaning.results, results):
-        if number is not None:
-            value = result if meaning.view is None else result.view(meaning.view)
-            warp.put(number, value, active)
+def _watched(
+    number: int,
+    meaning: Meaning,
+    predicate: int | None,
+    negated: bool,
+    instruction: Instruction,
+    digests: dict[str, Any],
+) -> tuple[Meaning, int | None, bool]:
+    if instruction.opcode not in _EFFECTS or _WITHOUT_EFFECT.intersection(instruction.qualifiers):
+        return meaning, predicate, negated
+    assert not isinstance(meaning, (Branch, Computation))
+    operands = instruction.operands
+    if instruction.opcode in ("mbarrier", "atom") and isinstance(operands[0], (Register, Sink)):
+        operands = operands[1:]
+    registers = [each.number for each in registers_of(operands)]
+    constants = repr([each for each in operands if isinstance(each, (Immediate, Address))])
+    constants = re.sub(r"Register\([^)]*\)", "", constants)
+
+    def step(warp: Warp, mask: Mask) -> str | None:
+        signal = meaning(warp, mask)
+        if signal is not RETRY:
+            name = str(warp)
+            if name not in digests:
+                digests[name] = hashlib.sha256()
+            digest = digests[name]
+            digest.update(f"{number} {constants}".encode())
+            for register in registers:
+                digest.update(np.ascontiguousarray(warp.registers[register][mask]).tobytes())
+        return signal
+
+    watched: Any = going_on(step) if never_waits(meaning) else step  # type: ignore[arg-type]
+    return watched, predicate, negated

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import struct
 from dataclasses import dataclass, field
 
 from ..errors import UnsupportedPtxError
@@ -50,14 +51,20 @@ _IGNORED_DIRECTIVES = {
 """Directives of a kernel that change nothing that a program computes."""
 
 _NAME = r"[%_$A-Za-z][\w$]*"
+_SPACE = re.compile(r"\s*")
 _LABEL = re.compile(rf"({_NAME})\s*:(?!:)")
-_ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)\s*((?:\.\w+[^{]*)?)\{", re.S)
+_ENTRY = re.compile(
+    r"(?:\.(?:visible|weak)\s+)?\.entry\s+(\w+)\s*\((.*?)\)\s*((?:\.\w+[^{]*)?)\{", re.S
+)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)(?:\s+\.ptr(?:\s+\.\w+)?(?:\s+\.align\s+\d+)?)?"
     r"\s+(\w+)(?:\[(\d+)\])?$"
 )
 _SHARED = re.compile(
     r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(\w+)(?:\[(\d*)\])?$"
+)
+_AROUND = re.compile(
+    r"\.version\s+\S+|\.target\s+[\w, ]+|\.address_size\s+64|(?:\.extern\s+)?\.shared[^;]*;"
 )
 _STATEMENT = re.compile(r"(?:@(!?)(%?[\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)*)*)\s*(.*)$", re.S)
 
@@ -109,7 +116,8 @@ class _Parser:
         parameters, parameter_bytes = self._parameters(entry[2])
         shared, static_bytes = self._shared(self._text[: entry.start()])
         self._symbols = {*shared, *(each.name for each in parameters)}
-        self._body(entry.end())
+        self._check_around(self._text[: entry.start()])
+        self._check_around(self._text[self._body(entry.end()) :])
         instructions = tuple(map(self._instruction, self._statements))
         return Program(
             entry=entry[1],
@@ -124,6 +132,13 @@ class _Parser:
             instructions=instructions,
             reconvergence=immediate_post_dominators(instructions),
         )
+
+    def _check_around(self, text: str) -> None:
+        """Checks that nothing but a header and shared variables stands beside the kernel."""
+        if left := _AROUND.sub("", text).split():
+            raise UnsupportedPtxError(
+                f"{' '.join(left[:6])!r} beside the kernel is not known to the emulator"
+            )
 
     def _line(self, position: int) -> int:
         return bisect.bisect_left(self._line_ends, position) + 1
@@ -186,11 +201,13 @@ class _Parser:
                 raise UnsupportedPtxError(f"directive .{name} is not known to the emulator")
         return required
 
-    def _body(self, position: int) -> None:
+    def _body(self, position: int) -> int:
+        """Reads the kernel's statements; returns the position behind its end."""
         text, scopes = self._text, [_Scope()]
         while True:
-            while text[position].isspace():
-                position += 1
+            position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+            if position == len(text):
+                raise UnsupportedPtxError("the module ends within its kernel")
             if text[position] == "{":
                 scopes.append(_Scope())
                 position += 1
@@ -198,7 +215,7 @@ class _Parser:
                 scopes.pop()
                 position += 1
                 if not scopes:
-                    return
+                    return position
             elif label := _LABEL.match(text, position):
                 scopes[-1].labels[label[1]] = len(self._statements)
                 position = label.end()
@@ -213,7 +230,7 @@ class _Parser:
                     self._statements.append(
                         _Statement(statement, self._line(position), tuple(scopes))
                     )
-                elif not statement.startswith((".pragma", ".loc", ".file")):
+                elif not statement.startswith((".pragma ", ".loc ", ".file ")):
                     raise UnsupportedPtxError(
                         f"line {self._line(position)}: {statement} is not known to the emulator"
                     )
@@ -336,6 +353,13 @@ def _immediate(text: str) -> Immediate | None:
         return Immediate(int(text[2:], 16), 32)
     if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
         return Immediate(int(text[2:], 16), 64)
-    if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)U?", text):
+    if re.fullmatch(r"-?\d+\.\d*([eE][+-]?\d+)?", text):
+        (bits,) = struct.unpack("<Q", struct.pack("<d", float(text)))
+        return Immediate(bits, 64)
+    if text == "WARP_SZ":
+        return Immediate(32)
+    if re.fullmatch(r"-?0[0-7]+U?", text):
+        return Immediate(int(text.rstrip("U"), 8))
+    if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?", text):
         return Immediate(int(text.rstrip("U"), 0))
     return None

@@ -14,7 +14,7 @@ class Instruction:
 
     Attributes:
         opcode: Name up to the first dot, such as ``tcgen05``.
-        qualifiers: What follows, in order, such as ``("mma", "cta_group::1", "kind::f16")``.
+        qualifiers: Names behind it, in order, such as ``("mma", "cta_group::1", "kind::f16")``.
         predicate: Register that decides whether it runs, and ``negated``, in which sense.
         line: Line of the PTX text, from 1.
         text: The statement, without its predicate.

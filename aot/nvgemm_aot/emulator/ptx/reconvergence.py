@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from .operands import Label
 from .program import Instruction
 
+_ENDS = ("ret", "exit", "trap")
+
 
 def successors(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:
-    """Returns the instructions that may follow each one; ``len(instructions)`` is the end."""
+    """Returns the instructions that may follow each one; ``len(instructions)`` is the end.
+
+    Only the last instruction leads to the end. Lanes that exit earlier come together with nobody,
+    so they do not decide where others do.
+    """
     end = len(instructions)
     found: list[tuple[int, ...]] = []
     for place, instruction in enumerate(instructions):
@@ -18,8 +24,9 @@ def successors(instructions: Sequence[Instruction]) -> list[tuple[int, ...]]:
             (label,) = instruction.operands
             assert isinstance(label, Label)
             after = (label.target, place + 1)
-        elif instruction.opcode in ("ret", "exit", "trap"):
-            after = (end, place + 1)
+        elif instruction.opcode in _ENDS and place < end - 1:
+            found.append(() if instruction.predicate is None else (place + 1,))
+            continue
         if instruction.predicate is None:
             after = after[:1]
         found.append(after)
@@ -33,6 +40,12 @@ def immediate_post_dominators(instructions: Sequence[Instruction]) -> tuple[int,
     """
     end = len(instructions)
     after = successors(instructions)
+    if not any(end in following for following in after):
+        # The kernel ends in its middle only.
+        after = [
+            (*following, end) if instruction.opcode in _ENDS else following
+            for instruction, following in zip(instructions, after)
+        ]
     order = _backwards(after, end)
     rank = {place: number for number, place in enumerate(order)}
     dominator: dict[int, int] = {end: end}

@@ -139,7 +139,14 @@ class RaceDetector(Ordering):
         place = running_instruction(warp)
         instruction = warp.block.cluster.grid.program.instructions[place]
         opcode = ".".join((instruction.opcode, *instruction.qualifiers[:1]))
-        return OperationState(warp, place, opcode, self._new_segment(), state.known)
+        return OperationState(
+            warp,
+            place,
+            opcode,
+            self._new_segment(),
+            state.known,
+            is_store="bulk_group" in instruction.qualifiers,
+        )
 
     def finish(self, operation: Operation) -> Clock:
         """Returns what the operation knows, and itself."""
@@ -202,23 +209,17 @@ class RaceDetector(Ordering):
         self._close(state)
         block = warp.block
         operations = self._operations.get(block, {})
-        for operation in [each for each in operations.values() if each.warp is warp]:
-            if operation.opcode in ("cp.async", "cp.reduce") and not (
-                state.known.generic >> operation.segment & 1
-            ):
-                self._findings.report_end(warp, operation) if self._is_store(operation) else None
+        known = state.known.generic
+        for operation in operations.values():
+            if operation.warp is warp and operation.is_store and not known >> operation.segment & 1:
+                self._findings.report_end(warp, operation)
         if not block.ended:
             return
-        known = 0
         for each in block.warps:
             known |= self._state(each).known.generic
         for operation in operations.values():
-            if not known >> operation.segment & 1 and not self._is_store(operation):
+            if not operation.is_store and not known >> operation.segment & 1:
                 self._findings.report_end(warp, operation)
-
-    def _is_store(self, operation: OperationState) -> bool:
-        program = operation.warp.block.cluster.grid.program
-        return "bulk_group" in program.instructions[operation.place].qualifiers
 
     def _shared_cells(self, block: Block, offsets: Offsets, size: int) -> tuple[Any, Any, str]:
         cells = self._shared.get(block)
@@ -315,7 +316,7 @@ class RaceDetector(Ordering):
         change_cells(cells, index, change)
 
     def _is_implied(self, reader: int, access: Access) -> bool:
-        """Whether who comes after an access also comes, visibly, after an earlier reader."""
+        """Tells if who comes after an access also comes, visibly, after an earlier reader."""
         event = self._histories.events[reader]
         assert event is not None
         earlier, later = event.operation, access.operation
@@ -330,7 +331,7 @@ class RaceDetector(Ordering):
         return same_proxy and self._is_before(event, access)
 
     def _is_before(self, event: Event, access: Access) -> bool:
-        """Whether an event happened before an access."""
+        """Tells if an event happened before an access."""
         if event.segment == access.segment or access.known.generic >> event.segment & 1:
             return True
         earlier, later = event.operation, access.operation

@@ -21,7 +21,7 @@ class Access(NamedTuple):
         warp: Warp that makes it, or issued the operation that does.
         operation: The operation, or None.
         segment: Its segment.
-        known: What is ordered before it.
+        known: Knowledge of who makes it.
     """
 
     event: int
@@ -63,7 +63,7 @@ class Findings:
         earlier = event.operation
         if earlier is None:
             missing = "a barrier between the two warps"
-        elif _is_bulk_store(earlier):
+        elif earlier.is_store:
             missing = "cp.async.bulk.wait_group.read"
             if earlier.warp is not access.warp:
                 missing += ", and a barrier behind it"
@@ -130,7 +130,7 @@ class Findings:
         access = Access(0, operation.place, operation.warp, operation, 0, Knowledge())
         missing = (
             "cp.async.bulk.wait_group.read"
-            if _is_bulk_store(operation)
+            if operation.is_store
             else _COMPLETIONS.get(operation.opcode, "a wait for the copy's memory barrier")
         )
         self._report(
@@ -149,11 +149,6 @@ class Findings:
         if self._counts[kind] <= MOST_OF_A_KIND:
             grid = access.warp.block.cluster.grid
             grid.findings.append(f"{access.warp} at {_line(access.warp, access.place)}: {text}")
-
-
-def _is_bulk_store(operation: OperationState) -> bool:
-    program = operation.warp.block.cluster.grid.program
-    return "bulk_group" in program.instructions[operation.place].qualifiers
 
 
 def _line(warp: Any, place: int) -> str:

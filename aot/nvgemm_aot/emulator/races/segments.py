@@ -12,7 +12,7 @@ SegmentSet = int
 
 
 class Knowledge(NamedTuple):
-    """What is ordered before a point of the execution.
+    """Segments that are ordered before a point of the execution.
 
     Attributes:
         generic: Segments that happened before.
@@ -43,10 +43,10 @@ class WarpState:
     Attributes:
         warp: The warp.
         segment: Number of the current segment.
-        touched: Whether the current segment has accesses.
-        known: What happened before, without the current segment.
-        published: What a fence made ready for relaxed arrivals to pass on.
-        pending: What relaxed waits observed, for a fence to acquire.
+        touched: True if the current segment has accesses.
+        known: Its knowledge, without the current segment.
+        published: Knowledge that a fence made ready for relaxed arrivals to pass on.
+        pending: Knowledge that relaxed waits observed, for a fence to acquire.
     """
 
     __slots__ = ("known", "pending", "published", "segment", "touched", "warp")
@@ -68,18 +68,28 @@ class OperationState:
         place: Index of the issuing instruction.
         opcode: Name of that instruction up to its second qualifier, such as ``tcgen05.mma``.
         segment: Number of the segment that is this operation.
-        known: What happened before its issue.
-        touched: Blocks whose shared memory it accesses.
+        known: Knowledge of the warp that issued it.
+        is_store: True of a bulk store, which belongs to a group that its thread waits for.
     """
 
-    __slots__ = ("known", "opcode", "place", "segment", "warp")
+    __slots__ = ("is_store", "known", "opcode", "place", "segment", "warp")
 
-    def __init__(self, warp: Any, place: int, opcode: str, segment: int, known: Knowledge) -> None:
+    def __init__(
+        self,
+        warp: Any,
+        place: int,
+        opcode: str,
+        segment: int,
+        known: Knowledge,
+        *,
+        is_store: bool,
+    ) -> None:
         self.warp = warp
         self.place = place
         self.opcode = opcode
         self.segment = segment
         self.known = known
+        self.is_store = is_store
 
     @property
     def is_pipelined(self) -> bool:

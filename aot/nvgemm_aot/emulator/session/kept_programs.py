@@ -24,7 +24,10 @@ class KeptPrograms:
             MalformedElfError: If the payload has no device code.
         """
         for cubin in read_cubins(payload):
-            self._texts[sha256_hex(cubin.content)] = ptx
+            digest = sha256_hex(cubin.content)
+            if self._texts.get(digest) != ptx:
+                self._texts[digest] = ptx
+                self._parsed.pop(digest, None)
 
     def __call__(self, cubin: Cubin, kernel: str) -> Program:
         """Returns a cubin's kernel.

@@ -35,7 +35,8 @@ def collected_ptx() -> Iterator[list[str]]:
     environment variables. Objects stay the same to the byte.
     """
     global _collected
-    _collected = collected = []
+    collected: list[str] = []
+    _collected = collected
     try:
         with tempfile.TemporaryDirectory() as directory, _dumping(Path(directory)):
             yield collected

@@ -22,6 +22,7 @@ from .toolchain import import_operators
 
 _SM90_OPERATOR = "Sm90StaticPersistentGemmOperator"
 _TGV_OPERATOR = "TgvGemmOperator"
+_PREFERRED_OPERATOR = "PersistentDenseGemmPreferredClusterOperator"
 
 _SCHEDULERS = {
     "CLCDynamicPersistentTileSchedulerMetadata": CLC,
@@ -34,7 +35,7 @@ class Dense(Family):
 
     operators = (
         "PersistentDenseGemmOperator",
-        "PersistentDenseGemmPreferredClusterOperator",
+        _PREFERRED_OPERATOR,
         _SM90_OPERATOR,
         _TGV_OPERATOR,
     )
@@ -62,6 +63,16 @@ class Dense(Family):
         k_major = signature.layout.a_row_major and not signature.layout.b_row_major
         if type(operator).__name__ == _SM90_OPERATOR and signature.a.bits == 8 and not k_major:
             return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
+        if (
+            type(operator).__name__ == _PREFERRED_OPERATOR
+            and _scheduler(operator.metadata) == STATIC_PERSISTENT
+        ):
+            # `_compute_preferred_cluster_grid` in cutlass.operators 0.3.0 rounds the number of
+            # clusters down. The library's own guard is in Python, which launchers do not run.
+            return (
+                "it launches no block, which the driver refuses, for problems that are smaller "
+                "than its preferred cluster"
+            )
         return None
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:

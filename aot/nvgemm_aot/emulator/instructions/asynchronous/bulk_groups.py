@@ -22,9 +22,9 @@ class BulkCopy:
     """A copy whose completion belongs to a group.
 
     Attributes:
-        has_read: Whether it has read all of its source.
-        is_done: Whether its writes are made, too.
-        clock: What has happened once it has come this far.
+        has_read: Set once it has read all of its source.
+        is_done: Set once its writes are made, too.
+        clock: Clock of what it has done so far.
     """
 
     has_read: bool = False
@@ -73,6 +73,8 @@ def _wait_group(instruction: Instruction, program: Program) -> Step:
     if len(instruction.operands) != 1 or not isinstance(instruction.operands[0], Immediate):
         raise instruction.unknown("an operand that is no constant")
     allowed = instruction.operands[0].value
+    if allowed < 0:
+        raise instruction.unknown(f"a number of {allowed} groups")
 
     def step(warp: Warp, mask: Mask) -> str | None:
         threads: dict[int, _Groups] = warp.memory.get(_KEY, {})

@@ -12,24 +12,25 @@ import numpy as np
 
 from ...errors import EmulationError
 from ...machine.hierarchy import Block, Warp
-from ...machine.lanes import LANES, Mask
+from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import Value
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.scheduler import YIELD, Step
 from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program
 from ..registry import Qualifiers, decodes
-from ..shared_addresses import AddressOf, active_lanes, locate, shared_address
-from ..values import constant, destination, read
+from ..shared_addresses import AddressOf, active_lanes, agree, locate, shared_address
+from ..values import destination, read
 
 COUNT_LIMIT = (1 << 20) - 1
 """Arrivals that a barrier may expect (PTX ISA, "Size and alignment of mbarrier object")."""
 
+_NO_LANES, _ALL_LANES = np.zeros(LANES, bool), np.ones(LANES, bool)
 _PENDING_BITS = 20
 
 
 class _Wait(NamedTuple):
-    """What a warp waits for, as a deadlock's message prints it."""
+    """A phase that a warp waits for, as a deadlock's message prints it."""
 
     barrier: MemoryBarrier
     block: Block
@@ -242,11 +243,11 @@ def _wait(
 
     def step(warp: Warp, mask: Mask) -> str | None:
         warp.waiting = None
-        lanes = active_lanes(mask)
-        if len({(place(warp, lane), int(phase(warp)[lane])) for lane in lanes}) == 1:
-            done = over(warp, lanes[0])
-            warp.put(to, constant(done, np.bool_), mask)
+        if agree(place.lanes(warp), mask) and agree(phase(warp), mask):
+            done = over(warp, 0 if mask is FULL else int(mask.argmax()))
+            warp.put(to, _ALL_LANES if done else _NO_LANES, mask)
             return None if done else YIELD
+        lanes = active_lanes(mask)
         passed = np.zeros(LANES, bool)
         passed[lanes] = [over(warp, lane) for lane in lanes]
         warp.put(to, passed, mask)

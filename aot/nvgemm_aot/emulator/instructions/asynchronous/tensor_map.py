@@ -29,7 +29,7 @@ class ElementType:
         name: Name in PTX.
         memory_bits: Bits of an element in global memory.
         shared_bits: Bits of an element in shared memory.
-        floating: Whether NaN can fill what lies outside the tensor.
+        floating: True if NaN can fill what lies outside the tensor.
     """
 
     name: str
@@ -113,7 +113,7 @@ class TensorMap:
         strides: Bytes from one element to the next, along each dimension but the first.
         box: Elements of a copy along each dimension.
         swizzle: Pattern in shared memory.
-        fills_nan: Whether NaN fills what lies outside, not 0.
+        fills_nan: True if NaN fills what lies outside, not 0.
     """
 
     address: int

@@ -46,7 +46,13 @@ def _barrier(instruction: Instruction, program: Program) -> Step:
         opened = block.named.arrive(grid.ordering, warp, which, count, waits=waits)
         return PARK if waits and not opened else None
 
-    return step if waits else going_on(step)
+    if waits:
+        return step
+
+    def arrive(warp: Warp, mask: Mask) -> None:
+        step(warp, mask)
+
+    return going_on(arrive)
 
 
 def _check_whole(warp: Warp, mask: Mask) -> None:

@@ -109,13 +109,7 @@ def _set_predicate(instruction: Instruction, program: Program) -> Computation:
     if kind in PACKED:
         return _halves(instruction, result, sources, compare, logic)
     if not isinstance(result, Pair):
-        function = compare
-        if logic is not None:
-            join = logic
-
-            def function(a: Any, b: Any, c: Any) -> Any:
-                return join(compare(a, b), c)
-
+        function = compare if logic is None else _joined(compare, logic)
         return Computation(
             function=function,
             sources=tuple(sources),
@@ -127,6 +121,10 @@ def _set_predicate(instruction: Instruction, program: Program) -> Computation:
         return (holds, ~holds) if logic is None else (logic(holds, c), logic(~holds, c))
 
     return Computation(function=both, sources=tuple(sources), results=_pair(result, instruction))
+
+
+def _joined(compare: Callable[..., Any], logic: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b, c: logic(compare(a, b), c)
 
 
 def _pair(result: Pair, instruction: Instruction) -> tuple[int | None, int | None]:

@@ -23,12 +23,14 @@ def computed(
     """Returns a computation of the first operand from the others.
 
     Args:
+        instruction: The instruction.
+        program: The program that has it.
         function: Takes the operands' lanes by their natural types, such as int32 for ``s32``, and
             returns the result's by its natural type.
         result_kind: Type of the result.
         kinds: Types of the other operands, of which there must be as many.
         operands: Operands instead of the instruction's.
-        raw: Whether the function returns the result as registers hold it.
+        raw: True if the function returns the result as registers hold it.
 
     Raises:
         UnsupportedPtxError: If an operand does not fit.

@@ -9,11 +9,11 @@ import numpy as np
 from ...machine.accesses import Space, load, store
 from ...machine.hierarchy import Warp
 from ...machine.lanes import Mask
-from ...machine.meanings import Step, going_on
+from ...machine.meanings import Step, going_on, lanes_of
 from ...ptx.operands import Immediate
 from ...ptx.program import Instruction, Program
 from ..registry import Qualifiers, decodes
-from ..values import BITS, address, lanes_of, read, source
+from ..values import BITS, address, read, source
 
 
 @decodes("cp.async")

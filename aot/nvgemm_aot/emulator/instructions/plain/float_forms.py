@@ -70,7 +70,7 @@ _PACKED: dict[str, Callable[[Any], Any]] = {
 }
 
 _LEAST_NORMAL = {"f16": 2.0**-14, "f16x2": 2.0**-14}
-"""Where not that of float32, which bf16 has too."""
+"""Least normal numbers of types whose exponents are not those of float32."""
 
 
 def flushed(value: Any, kind: str) -> Any:

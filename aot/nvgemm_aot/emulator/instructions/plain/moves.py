@@ -44,6 +44,13 @@ def _move(instruction: Instruction, program: Program) -> Computation:
     if isinstance(result, Vector):
         return _unpack(instruction, program, kind, result)
     bits = kind if kind == "pred" or kind == "b128" else f"b{BITS[kind]}"
+    if kind == "b128":
+        return Computation(
+            function=_same,
+            sources=(source(operand, kind, instruction, program),),
+            results=(destination(result, instruction, kind),),
+            pairs=True,
+        )
     if kind in ("f32", "f64"):
         return computed(instruction, program, _same_bits, kind, kind, raw=True)
     return computed(instruction, program, _same, bits, bits, raw=True)
@@ -82,7 +89,7 @@ def _pack(instruction: Instruction, program: Program, kind: str, vector: Vector)
         def into_pairs(*values: Any) -> Any:
             return np.stack(values, 1).astype(narrow, copy=False).view(np.uint64)
 
-        return Computation(function=into_pairs, sources=sources, results=(register,))
+        return Computation(function=into_pairs, sources=sources, results=(register,), pairs=True)
     dtype = storage_dtype(kind)
     if count == 2 and bits > 8:
         shift = dtype(bits)

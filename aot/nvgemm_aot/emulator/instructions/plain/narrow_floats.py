@@ -89,6 +89,7 @@ def encoded_scale(values: Any, mode: str) -> Any:
     """Rounds magnitudes to powers of two, as codes of ``ue8m0``; a NaN is code 255.
 
     Args:
+        values: float32 or float64 values.
         mode: ``rz`` or ``rp``, which round down and up.
     """
     with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
 """Rounds exact sums and products to floating-point types, once.
 
-A result is first rounded to odd in 53 bits: inexact results get an odd last bit. To round that again
-to 24 bits or fewer, in any mode, gives what rounding the exact result gives (Boldo and Melquiond,
-"Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd").
+A result is first rounded to odd in 53 bits: inexact results get an odd last bit. To round that
+again to 24 bits or fewer, in any mode, gives what rounding the exact result gives (Boldo and
+Melquiond, "Emulation of a FMA and correctly rounded sums").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MODES = ("rn", "rz", "rm", "rp")
 """Rounding to nearest even, to zero, down, up."""
 
 F32_NAN, F16_NAN = 0x7FFF_FFFF, 0x7FFF
-"""What arithmetic returns for a NaN; of bf16 too (PTX ISA, "Floating Point Instructions")."""
+"""Bits of a NaN that arithmetic returns; bf16 has those of f16 (PTX ISA, "add")."""
 
 
 def odd_sum(a: Any, b: Any) -> Any:
@@ -87,10 +87,20 @@ def odd_f32(value: Any) -> Any:
     return np.where(inexact, cut.view(np.uint32) | 1, cut.view(np.uint32)).view(np.float32)
 
 
+_TO_WHOLE: dict[str, Callable[[Fraction], int]] = {
+    "rn": round,
+    "rz": math.trunc,
+    "rm": math.floor,
+    "rp": math.ceil,
+}
+
+
 def rounded_fraction(value: Fraction, mode: str, precision: int, least: int, most: int) -> Fraction:
     """Rounds a fraction to a binary floating-point number.
 
     Args:
+        value: The exact value.
+        mode: One of `MODES`.
         precision: Bits of a significand, with the implicit one.
         least: Exponent of the least positive number: it is ``2**least``.
         most: Exponent of the first power of two that is too large; such results are clamped in
@@ -99,17 +109,18 @@ def rounded_fraction(value: Fraction, mode: str, precision: int, least: int, mos
     if value == 0:
         return value
     magnitude = abs(value)
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if Fraction(2) ** exponent > magnitude:
+    two = Fraction(2)
+    exponent: int = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if two**exponent > magnitude:
         exponent -= 1
-    unit = Fraction(2) ** max(exponent - precision + 1, least)
+    unit = Fraction(two ** max(exponent - precision + 1, least))
     scaled = value / unit
-    whole = {"rn": round, "rz": math.trunc, "rm": math.floor, "rp": math.ceil}[mode](scaled)
+    whole = _TO_WHOLE[mode](scaled)
     found = whole * unit
-    if abs(found) >= Fraction(2) ** most:
+    largest = Fraction(two**most)
+    if abs(found) >= largest:
         sign = 1 if found > 0 else -1
         to_zero = mode == "rz" or (mode == "rm" and sign > 0) or (mode == "rp" and sign < 0)
-        largest = Fraction(2) ** most
         found = sign * (largest - largest / 2**precision if to_zero else largest)
     return found
 

@@ -104,7 +104,7 @@ class ElementFormat:
         name: Name in PTX.
         decode: Turns rows of 16-byte chunks into values.
         chunk_elements: Elements in 16 bytes of shared memory.
-        is_padded: Whether shared memory pads elements to 8 bits, 16 at a time.
+        is_padded: True if shared memory pads elements to 8 bits, 16 at a time.
     """
 
     name: str

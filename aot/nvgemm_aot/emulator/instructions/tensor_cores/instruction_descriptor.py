@@ -77,14 +77,14 @@ class InstructionDescriptor:
         a: Format of A's elements.
         b: Format of B's elements.
         accumulator: Type of the result.
-        negates_a: Whether A is negated.
-        negates_b: Whether B is negated.
-        a_is_transposed: Whether A's contiguous dimension is m, not k.
-        b_is_transposed: Whether B's contiguous dimension is n, not k.
-        saturates: Whether integers stop at the ends of their range.
+        negates_a: True if A is negated.
+        negates_b: True if B is negated.
+        a_is_transposed: True if A's contiguous dimension is m, not k.
+        b_is_transposed: True if B's contiguous dimension is n, not k.
+        saturates: True if integers stop at the ends of their range.
         a_scale: First byte of A's scales in a cell of tensor memory.
         b_scale: First byte of B's scales in a cell.
-        scales_are_powers: Whether scales are ue8m0, not ue4m3.
+        scales_are_powers: True if scales are ue8m0, not ue4m3.
     """
 
     m: int

@@ -48,7 +48,7 @@ class Multiplication:
         a: Matrix A in shared memory, or its address in tensor memory.
         b: Matrix B in shared memory.
         scales: Scales, or None.
-        accumulates: Whether D is added to.
+        accumulates: True if D is added to.
         shift: Exponent by which D is divided first.
         disabled: Masks of lanes that are not written, 32 lanes each, or none.
     """

@@ -1,8 +1,8 @@
 """Loads and stores of tensor memory (PTX ISA, "tcgen05.ld", "tcgen05.st", "Data Movement Shape").
 
-The manual lets nobody use a load's registers before ``tcgen05.wait::ld``. PTX as NVVM makes it does,
-since ptxas makes instructions wait for registers: so they hold the values at once here. That the load
-has read tensor memory is known behind the wait, or at once in PTX that never waits.
+A load's registers hold their values at once. The manual says that they are undefined before
+``tcgen05.wait::ld``, but NVIDIA's compiler uses them earlier, or without it: GPUs wait for a
+register that is used. Where a kernel has no ``wait::ld``, a load is over when it is issued.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ import click
 
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
-from .terminal.interrupts import INTERRUPTED
-from .terminal.printing import count_text, print_result, report_progress, size_text, table
-from .terminal.shared_options import ANY_PATH, Duration, json_option
+from ..terminal.interrupts import INTERRUPTED
+from ..terminal.printing import count_text, print_result, report_progress, size_text, table
+from ..terminal.shared_options import ANY_PATH, Duration, json_option
 
 if TYPE_CHECKING:
     from nvgemm_runtime.bundle.ranking_entries import Ranking
 
-    from ..tuning.outcome import TuningOutcome
-    from ..tuning.tune_bundles import Tuned
+    from ...tuning.outcome import TuningOutcome
+    from ...tuning.tune_bundles import Tuned
 
 Document = dict[str, Any]
 
@@ -126,10 +126,10 @@ def tune(
     OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
     the measuring process is killed, and another continues.
     """
-    from ..tuning import watchdog
-    from ..tuning.measuring.grid import Grid
-    from ..tuning.state import state_path
-    from ..tuning.tune_bundles import TuningOptions
+    from ...tuning import watchdog
+    from ...tuning.measuring.grid import Grid
+    from ...tuning.state import state_path
+    from ...tuning.tune_bundles import TuningOptions
 
     if out.suffix != BUNDLE_SUFFIX:
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
@@ -170,7 +170,7 @@ def tune(
 
 def tuned_document(tuned: Tuned) -> Document:
     """Describes the measurements and the written bundle."""
-    from ..rankings.counting import count_by_product
+    from ...rankings.counting import count_by_product
 
     return {
         "suspicion": tuned.suspicion,
@@ -213,7 +213,7 @@ def _standings(tuned: Tuned) -> dict[str, int]:
 
 
 def _outcome_document(outcome: TuningOutcome) -> Document:
-    from ..tuning.outcome import outcome_json
+    from ...tuning.outcome import outcome_json
 
     document = outcome_json(outcome)
     conditions = document.pop("conditions")  # only the date differs between problems
@@ -244,7 +244,7 @@ def tuned_text(document: Document) -> str:
 
 
 def _problem_row(key: str, item: Document) -> list[object]:
-    from ..rankings.agreement import ATEN
+    from ...rankings.agreement import ATEN
 
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     bundled = item["kernels"][0][1:] if item["kernels"] else None
@@ -270,7 +270,7 @@ def _timing_text(timing: list[int] | None) -> str:
 
 
 def _wrong_lines(document: Document) -> Iterator[str]:
-    from ..rankings.agreement import contender_name
+    from ...rankings.agreement import contender_name
 
     faults: dict[str, list[str]] = {}
     for key, item in document["problems"].items():

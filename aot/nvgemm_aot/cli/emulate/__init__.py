@@ -1,0 +1,1 @@
+"""``nvgemm-aot emulate``: checks kernels on a machine without their GPU."""

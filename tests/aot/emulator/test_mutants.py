@@ -1,0 +1,122 @@
+"""Changed programs of a small kernel, with verdicts that are known."""
+
+import numpy as np
+import pytest
+
+from handwritten_kernels import aligned, module
+from nvgemm_aot.emulator.machine.global_memory import Region
+from nvgemm_aot.emulator.machine.launch import Launch, Schedule
+from nvgemm_aot.emulator.mutants.changes import Kind, changed, removed
+from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record
+from nvgemm_aot.emulator.mutants.verdict import Outcome, Survival, judge, why_survived
+from nvgemm_aot.emulator.ptx.parser import parse
+
+BODY = """
+ld.param.u64 %d1, [a0];
+mov.u32 %r1, %tid.x;
+shl.b32 %r2, %r1, 2;
+mov.u32 %r3, smem;
+add.u32 %r3, %r3, %r2;
+st.shared.b32 [%r3], %r1;
+bar.sync 0;
+xor.b32 %r4, %r2, 252;
+mov.u32 %r5, smem;
+add.u32 %r5, %r5, %r4;
+ld.shared.b32 %r6, [%r5];
+setp.lt.u32 %p1, %r1, 48;
+@!%p1 bra DONE;
+cvt.u64.u32 %d2, %r2;
+add.u64 %d3, %d1, %d2;
+st.global.b32 [%d3], %r6;
+mov.b32 %r7, 5;
+prefetch.global.L2 [%d3];
+LOOP:
+add.u32 %r7, %r7, 1;
+setp.lt.u32 %p2, %r7, 8;
+@%p2 bra LOOP;
+DONE:
+"""
+"""Writes 48 numbers of 64 threads in reverse."""
+
+
+@pytest.fixture
+def recorded() -> RecordedLaunch:
+    result = aligned(64, np.uint32)
+    result[:] = 99
+    found = record(
+        parse(module(BODY, ".param .u64 a0")),
+        Launch(
+            grid=(1, 1, 1),
+            block=(64, 1, 1),
+            shared_bytes=1024,
+            parameters=result.ctypes.data.to_bytes(8, "little"),
+        ),
+        [Region(address=result.ctypes.data, data=result.view(np.uint8), name="c")],
+    )
+    assert result.tolist() == [63 - place for place in range(48)] + [99] * 16
+    return found
+
+
+def place_of(recorded: RecordedLaunch, text: str) -> int:
+    (place,) = (
+        number
+        for number, each in enumerate(recorded.program.instructions)
+        if each.text.startswith(text)
+    )
+    return place
+
+
+SCHEDULES = [Schedule(limit=10_000)]
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("xor.b32", Outcome.RESULT),
+        ("bar.sync", Outcome.FINDING),
+        ("st.shared", Outcome.FINDING),
+        ("ld.param", Outcome.ERROR),
+        ("add.u32 %r7", Outcome.DEADLOCK),
+        ("prefetch", Outcome.SURVIVED),
+    ],
+)
+def test_removed_instructions_are_judged(recorded, text, outcome):
+    program = removed(recorded.program, place_of(recorded, text))
+    assert judge(recorded, program, SCHEDULES).outcome is outcome
+    assert judge(recorded, recorded.program, SCHEDULES).outcome is Outcome.SURVIVED
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "survival"),
+    [
+        ("prefetch", Kind.REMOVED, Survival.PERFORMANCE),
+        ("add.u32 %r5", Kind.QUALIFIER, Survival.SAME_EFFECTS),
+        ("bra LOOP", Kind.PREDICATE, Survival.SAME_EFFECTS),
+    ],
+)
+def test_survivors_are_classified(recorded, text, kind, survival):
+    place = place_of(recorded, text)
+    for seed in range(20):
+        program = changed(recorded.program, place, kind, seed)
+        if program is None or judge(recorded, program, SCHEDULES).outcome is not Outcome.SURVIVED:
+            continue
+        assert why_survived(recorded, program, place) is survival
+        return
+    raise AssertionError("no change survives")
+
+
+def test_changes_can_be_replayed(recorded):
+    for kind in Kind:
+        for place in range(len(recorded.program.instructions)):
+            first, again = (changed(recorded.program, place, kind, 7) for _ in range(2))
+            assert (first is None) == (again is None)
+            if first is not None and again is not None:
+                assert first.instructions == again.instructions
+                differing = [
+                    number
+                    for number, pair in enumerate(
+                        zip(first.instructions, recorded.program.instructions)
+                    )
+                    if pair[0] != pair[1]
+                ]
+                assert differing in ([place], [])
