@@ -177,7 +177,7 @@ def compare(gpu: Path, emulated: Path) -> Iterator[tuple[str, str]]:
 def _difference(gpu: dict[str, Any], emulated: dict[str, Any], kind: str) -> str:
     if gpu["sha256"] == emulated["sha256"]:
         return "equal"
-    if "data" not in gpu:
+    if "data" not in gpu or "data" not in emulated:
         return "differs; too large to be kept whole"
     first, second = (_ordered(unpack(each["data"]), kind) for each in (gpu, emulated))
     distance = np.abs(first - second)
