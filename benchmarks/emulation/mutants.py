@@ -88,7 +88,7 @@ def run_mutant(job: Job) -> dict[str, object]:
     instruction = recorded.program.instructions[job.place]
     program = changed(recorded.program, job.place, job.kind, job.seed)
     record: dict[str, object] = {
-        "kernel": kernel.kernel.operator,
+        "kernel": f"{kernel.kernel.operator} {kernel.kernel.id[:12]}",
         "line": instruction.line,
         "kind": job.kind.value,
         "seed": job.seed,
@@ -116,7 +116,7 @@ def run_removal(job: Job) -> dict[str, object]:
     instruction = recorded.program.instructions[job.place]
     program = removed(recorded.program, job.place)
     record: dict[str, object] = {
-        "kernel": kernel.kernel.operator,
+        "kernel": f"{kernel.kernel.operator} {kernel.kernel.id[:12]}",
         "line": instruction.line,
         "instruction": instruction.text[:80],
     }
@@ -173,7 +173,7 @@ def _name(job: Job, fences: bool) -> tuple[object, ...]:
     kernel = _kernels[job.kernel]
     line = kernel.launch.program.instructions[job.place].line
     change = (None, None) if fences else (job.kind.value, job.seed)
-    return (kernel.kernel.operator, line, *change)
+    return (f"{kernel.kernel.operator} {kernel.kernel.id[:12]}", line, *change)
 
 
 def summary(records: Sequence[dict[str, object]]) -> dict[str, Any]:

@@ -93,6 +93,18 @@ ld.shared.b32 %r4, [smem+64];
     assert findings(fenced.format("relaxed")) == []
 
 
+def test_atomic_operations_of_two_warps_are_no_race():
+    body = """
+@%p1 st.shared.b32 [smem], %r1;
+bar.sync 0;
+atom.shared.add.u32 %r4, [smem], 1;
+{}
+@!%p2 ld.shared.b32 %r5, [smem];
+"""
+    assert findings(body.format("bar.sync 0;")) == []
+    assert len(findings(body.format(""))) == 1
+
+
 def test_reports_what_nobody_has_written():
     (found,) = findings("ld.shared.b32 %r4, [smem+64];", threads=32)
     assert found.endswith("reads shared memory of block (0, 0, 0) that nobody has written")

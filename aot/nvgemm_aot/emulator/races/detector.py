@@ -347,6 +347,8 @@ class RaceDetector(Ordering):
         self, access: Access, event: Event, block: Block, space: str, *, was_read: bool, reads: bool
     ) -> None:
         if not self._is_before(event, access):
+            if _is_atomic(access.warp, access.place) and _is_atomic(event.warp, event.place):
+                return
             self._findings.report_unordered(
                 access, event, block, space, was_read=was_read, reads=reads
             )
@@ -357,3 +359,9 @@ class RaceDetector(Ordering):
             and not access.known.asynchronous >> event.segment & 1
         ):
             self._findings.report_invisible(access, event, block, was_read=was_read, reads=reads)
+
+
+def _is_atomic(warp: Warp, place: int) -> bool:
+    """Tells if an instruction is one of those of which any two are never a race."""
+    instruction = warp.block.cluster.grid.program.instructions[place]
+    return instruction.opcode in ("atom", "red")
