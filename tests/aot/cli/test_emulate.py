@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nvgemm_aot.cli.emulate.documents import emulation_document, emulation_text
+from nvgemm_aot.cli.emulate.emulation_rows import emulation_document, emulation_text
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.emulator.checking.child_processes import check_kernels, code_digest
 from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask

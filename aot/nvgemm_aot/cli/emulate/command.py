@@ -12,7 +12,7 @@ from nvgemm_runtime.gemm.target import TargetName
 
 from ..terminal.printing import keep_stdout, print_result, report_progress
 from ..terminal.shared_options import ANY_PATH, TargetNameParam, cache_option, json_option
-from .documents import emulation_document, emulation_text
+from .emulation_rows import emulation_document, emulation_text
 
 if TYPE_CHECKING:
     from ...emulator.checking.kernel_check import KernelReport, KernelTask

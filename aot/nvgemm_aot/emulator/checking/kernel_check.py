@@ -58,7 +58,7 @@ class KernelTask:
 
     Attributes:
         kernel: Facts and object.
-        ptx: What its device code was assembled from.
+        ptx: PTX from which its device code was assembled.
         target: Target that it was built for.
         device: Name of the product's profile.
         problems: Problems for its signature.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...pipeline.compiler import Failure
 
 MEANING = "PTX executed functionally on a CPU; not run on a GPU"
-"""What a right kernel means."""
+"""Meaning of a right kernel."""
 
 
 def emulation_document(
