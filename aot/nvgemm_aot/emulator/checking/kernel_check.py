@@ -147,12 +147,12 @@ _session: _Session | None = None
 def start_session(device: str, cuda: str) -> None:
     """Makes this process emulate a GPU product, for `check_kernel`."""
     global _session
-    import torch
-
-    torch.set_num_threads(1)
     programs = KeptPrograms()
     runner = PtxRunner(programs)
     emulated = emulated_device.start(load_profile(device), runner, cuda)
+    import torch  # behind the stand-in: torch for CUDA loads the machine's own driver
+
+    torch.set_num_threads(1)
     _session = _Session(device=emulated, runner=runner, programs=programs)
 
 
