@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nvgemm_aot.emulator.driver.caught_launch import CaughtLaunch
-from nvgemm_aot.emulator.errors import EmulationError
+from nvgemm_aot.emulator.emulation_errors import EmulationError
 from nvgemm_aot.emulator.machine.global_memory import Region
 from nvgemm_aot.emulator.machine.launch import Launch
 from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record

@@ -171,7 +171,7 @@ def _aligned(size: int, alignment: int = 256) -> Bytes:
 
 def compare(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yields each case's name and its outcome: `equal`, or how the results differ."""
-    from nvgemm_aot.emulator.errors import EmulationError
+    from nvgemm_aot.emulator.emulation_errors import EmulationError
 
     cases = all_cases()
     for line in lines:

@@ -16,7 +16,7 @@ def multiply(launch, cubin, regions):
     return "multiplied"
 emulated = emulated_device.start(load_profile("B200"), multiply)
 import nvgemm_runtime
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError
 from nvgemm_runtime.errors import DriverError
 def values(*shape):
     return torch.randint(-3, 4, shape).to(dtype)

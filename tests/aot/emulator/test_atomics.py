@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run
-from nvgemm_aot.emulator.errors import EmulationError, MemoryAccessError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import (
+    EmulationError,
+    MemoryAccessError,
+    UnsupportedPtxError,
+)
 
 ADDRESS = "ld.param.b64 %d1, [a0]; mov.u32 %r1, %laneid; mov.u32 %r2, smem;"
 

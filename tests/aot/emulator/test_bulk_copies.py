@@ -2,7 +2,11 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run
-from nvgemm_aot.emulator.errors import EmulationError, MemoryAccessError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import (
+    EmulationError,
+    MemoryAccessError,
+    UnsupportedPtxError,
+)
 
 WAIT = """
 AGAIN:

@@ -21,7 +21,7 @@ from nvgemm_aot.emulator.driver.caught_launch import (
 )
 from nvgemm_aot.emulator.driver.runtime_archive import link_archive
 from nvgemm_aot.emulator.driver.stand_in import LIBRARY
-from nvgemm_aot.emulator.errors import EmulationError
+from nvgemm_aot.emulator.emulation_errors import EmulationError
 from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
 from nvgemm_aot.emulator.session.launch_limits import check_limits, cubin_of, static_shared_bytes
 from nvgemm_aot.pipeline.linker import c_compiler

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run
-from nvgemm_aot.emulator.errors import EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import EmulationError, UnsupportedPtxError
 from tensor_kernels import wait
 
 ASK = (

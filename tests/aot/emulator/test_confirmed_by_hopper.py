@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.emulator.instruction_runs import compare, read_lines
-from benchmarks.record import RESULTS
+from repository import TESTS
 
-LINES = read_lines(RESULTS / "raw" / "emulator-instructions-h100-2026-11-28.jsonl")
+LINES = read_lines(TESTS / "data" / "emulated-instructions-h100.jsonl")
 
 REFUSED = {line["case"] for line in LINES if "error" in line}
 """Cases in which the H100 reports an illegal instruction: stores at negative coordinates."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 import tvm_ffi
 
-from nvgemm_aot.emulator.errors import MemoryAccessError
+from nvgemm_aot.emulator.emulation_errors import MemoryAccessError
 from nvgemm_aot.emulator.machine.global_memory import GlobalMemory, Region
 from nvgemm_aot.emulator.session.ffi_structs import AnyStruct, TensorStruct
 from nvgemm_aot.emulator.session.kernel_regions import kernel_regions

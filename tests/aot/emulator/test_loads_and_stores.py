@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nvgemm_aot.emulator.errors import EmulationError, MemoryAccessError
+from nvgemm_aot.emulator.emulation_errors import EmulationError, MemoryAccessError
 from nvgemm_aot.emulator.machine.ordering import Ordering
 from tests.support.handwritten_kernels import aligned, run
 from tests.support.one_instruction import evaluate

@@ -1,7 +1,7 @@
 import pytest
 
 from handwritten_kernels import run
-from nvgemm_aot.emulator.errors import (
+from nvgemm_aot.emulator.emulation_errors import (
     DeadlockError,
     EmulationError,
     MemoryAccessError,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run, tensor_map
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError
 from tensor_kernels import run_with_tensor_memory, wait
 
 COMMIT = "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nvgemm_aot.emulator.errors import UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import UnsupportedPtxError
 from nvgemm_aot.emulator.instructions.decoding import plan_of
-from nvgemm_aot.emulator.ptx.operands import Immediate, Register, Vector
 from nvgemm_aot.emulator.ptx.parser import parse
+from nvgemm_aot.emulator.ptx.ptx_operands import Immediate, Register, Vector
 from tests.support.handwritten_kernels import module
 
 GOOD = module("mov.b32 %r0, 1;")

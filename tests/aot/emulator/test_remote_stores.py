@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 
 BEGIN = """
 ld.param.b64 %d1, [a0]; mov.u32 %r0, %tid.x; mov.u32 %r2, smem; add.s32 %r3, %r2, 1024;

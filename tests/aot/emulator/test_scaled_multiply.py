@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, tensor_map
-from nvgemm_aot.emulator.errors import EmulationError
+from nvgemm_aot.emulator.emulation_errors import EmulationError
 from tensor_kernels import run_with_tensor_memory, wait
 
 A_PLACE, B_PLACE, SCALES = 1024, 17 * 1024, 33 * 1024

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError
 from nvgemm_aot.emulator.machine.global_memory import GlobalMemory, Region
 from nvgemm_aot.emulator.machine.launch import Launch, Schedule
 from nvgemm_aot.emulator.machine.scheduler import Execution

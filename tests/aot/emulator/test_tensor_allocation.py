@@ -1,7 +1,7 @@
 import pytest
 
 from handwritten_kernels import run
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem+{}], {};\n"
 FREE = "ld.shared.u32 %r1, [smem+{}];\ntcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, {};\n"

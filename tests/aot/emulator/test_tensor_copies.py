@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run, tensor_map
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError, MemoryAccessError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, MemoryAccessError
 
 WAIT = """
 AGAIN:

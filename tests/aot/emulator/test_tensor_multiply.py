@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from handwritten_kernels import aligned, run, tensor_map
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 from tensor_kernels import registers, run_with_tensor_memory, wait, whole
 
 A_PLACE, B_PLACE = 1024, 33 * 1024

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.emulator.instruction_runs import emulate
 from benchmarks.emulator.wgmma_cases import IMAGE_BYTES, Matrix, wgmma
 from handwritten_kernels import aligned, run
-from nvgemm_aot.emulator.errors import DeadlockError, EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 
 SUMS = "{%r10, %r11, %r12, %r13}"
 """Accumulators of m64n8k16."""

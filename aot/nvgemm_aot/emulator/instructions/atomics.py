@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MemoryAccessError
+from ..emulation_errors import MemoryAccessError
 from ..machine.addresses import SHARED_WINDOW, WINDOW_SHIFT
 from ..machine.global_memory import Bytes
 from ..machine.hierarchy import Block, Warp
 from ..machine.lanes import Mask
 from ..machine.meanings import Step, Value, going_on
-from ..ptx.operands import Address, Operand, Register, Sink, Vector
 from ..ptx.program import Instruction, Program
+from ..ptx.ptx_operands import Address, Operand, Register, Sink, Vector
 from .asynchronous.reductions import reduce
-from .registry import Qualifiers, decodes
+from .decoders import Qualifiers, decodes
 from .shared_addresses import active_lanes, locate
 from .values import BITS, address, read
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..machine.meanings import Branch
-from ..ptx.operands import Label
 from ..ptx.program import Instruction, Program
-from .registry import Qualifiers, decodes
+from ..ptx.ptx_operands import Label
+from .decoders import Qualifiers, decodes
 
 
 @decodes("bra")

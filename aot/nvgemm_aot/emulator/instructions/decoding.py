@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from ..errors import UnsupportedPtxError
+from ..emulation_errors import UnsupportedPtxError
 from ..machine.meanings import Meanings
 from ..machine.scheduler import Plan
 from ..ptx.program import Program
@@ -17,14 +17,11 @@ from .asynchronous import (
     remote_stores,
     tensor_copies,
 )
+from .decoders import decode
+from .numbers import arithmetic, bits, comparisons, conversions, elementary
 from .plain import (
-    arithmetic,
-    bits,
     block_sync,
-    comparisons,
-    conversions,
     copies,
-    elementary,
     fences,
     hints,
     loads,
@@ -32,7 +29,6 @@ from .plain import (
     moves,
     warp_votes,
 )
-from .registry import decode
 from .tensor_cores import (
     shared_to_tensor,
     tensor_allocation,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import EmulationError, MemoryAccessError
+from ..emulation_errors import EmulationError, MemoryAccessError
 from ..machine.addresses import SHARED_WINDOW
 from ..machine.hierarchy import Block, Warp
 from ..machine.lanes import FULL, Mask
 from ..machine.meanings import Value
-from ..ptx.operands import Address, Operand, Register
 from ..ptx.program import Instruction, Program
+from ..ptx.ptx_operands import Address, Operand, Register
 from .values import address
 
 

@@ -12,8 +12,8 @@ from ..machine.addresses import PARAMETER_WINDOW
 from ..machine.hierarchy import Warp
 from ..machine.lanes import LANE, LANES, register_dtype
 from ..machine.meanings import Source, Value, lanes_of
-from ..ptx.operands import Address, Immediate, Negated, Operand, Register, Sink, Special, Symbol
 from ..ptx.program import Instruction, Program
+from ..ptx.ptx_operands import Address, Immediate, Negated, Operand, Register, Sink, Special, Symbol
 
 BITS = {"pred": 1, "bf16": 16, "bf16x2": 32, "f16x2": 32, "f32x2": 64, "b128": 128, "tf32": 32} | {
     f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import EmulationError, MemoryAccessError
+from ..emulation_errors import EmulationError, MemoryAccessError
 from .addresses import (
     OFFSET_MASK,
     PARAMETER_WINDOW,

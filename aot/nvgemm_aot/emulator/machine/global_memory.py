@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MemoryAccessError
+from ..emulation_errors import MemoryAccessError
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EmulationError, MemoryAccessError
+from ..emulation_errors import EmulationError, MemoryAccessError
 from ..ptx.program import Program
 from .addresses import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from .global_memory import GlobalMemory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import EmulationError
+from ..emulation_errors import EmulationError
 from .ordering import Clock, Ordering
 
 TRANSACTION_LIMIT = (1 << 20) - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import EmulationError
+from ..emulation_errors import EmulationError
 from .lanes import LANES
 from .ordering import Clock, Ordering, Warp
 

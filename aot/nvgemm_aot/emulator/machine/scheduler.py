@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeadlockError, EmulationError
+from ..emulation_errors import DeadlockError, EmulationError
 from ..ptx.program import Instruction, Program
 from .fusion import Run, failing_instruction, joined
 from .hierarchy import Cluster, Grid, Warp

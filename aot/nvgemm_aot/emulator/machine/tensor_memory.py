@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import EmulationError, MemoryAccessError
+from ..emulation_errors import EmulationError, MemoryAccessError
 
 LANES, COLUMNS = 128, 512
 """Size (PTX ISA, "Tensor Memory")."""

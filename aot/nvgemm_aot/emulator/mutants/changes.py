@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ..ptx.operands import (
+from ..ptx.program import Instruction, Program
+from ..ptx.ptx_operands import (
     Address,
     Immediate,
     Label,
@@ -20,7 +21,6 @@ from ..ptx.operands import (
     Symbol,
     Vector,
 )
-from ..ptx.program import Instruction, Program
 from ..ptx.reconvergence import immediate_post_dominators
 
 

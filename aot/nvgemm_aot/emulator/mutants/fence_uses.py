@@ -7,7 +7,7 @@ from typing import Any
 from ..machine.fusion import running_instruction
 from ..machine.ordering import Block, Clock, Warp
 from ..races.detector import RaceDetector
-from ..races.findings import Access
+from ..races.race_findings import Access
 from ..races.segments import Knowledge
 from ..races.shadow import Event
 

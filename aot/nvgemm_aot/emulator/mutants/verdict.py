@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..errors import DeadlockError, EmulationError, UnsupportedPtxError
+from ..emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 from ..instructions.decoding import plan_of
 from ..machine.fusion import never_waits
 from ..machine.global_memory import GlobalMemory
@@ -21,8 +21,8 @@ from ..machine.launch import Schedule
 from ..machine.meanings import RETRY, Branch, Computation, Meaning, going_on
 from ..machine.ordering import Ordering
 from ..machine.scheduler import Plan, Scheduler
-from ..ptx.operands import Address, Immediate, Register, Sink
 from ..ptx.program import Instruction, Program
+from ..ptx.ptx_operands import Address, Immediate, Register, Sink
 from .changes import registers_of
 from .recorded_launch import RecordedLaunch
 

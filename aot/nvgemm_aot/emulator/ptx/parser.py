@@ -11,8 +11,9 @@ import re
 import struct
 from dataclasses import dataclass, field
 
-from ..errors import UnsupportedPtxError
-from .operands import (
+from ..emulation_errors import UnsupportedPtxError
+from .program import Instruction, Parameter, Program
+from .ptx_operands import (
     Address,
     Immediate,
     Label,
@@ -25,7 +26,6 @@ from .operands import (
     Symbol,
     Vector,
 )
-from .program import Instruction, Parameter, Program
 from .reconvergence import immediate_post_dominators
 
 OLDEST_VERSION, NEWEST_VERSION = (8, 0), (9, 4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import UnsupportedPtxError
-from .operands import Operand, Register
+from ..emulation_errors import UnsupportedPtxError
+from .ptx_operands import Operand, Register
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .operands import Label
 from .program import Instruction
+from .ptx_operands import Label
 
 _ENDS = ("ret", "exit", "trap")
 

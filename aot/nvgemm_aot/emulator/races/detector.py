@@ -18,7 +18,7 @@ import numpy as np
 from ..machine.fusion import running_instruction
 from ..machine.ordering import Block, Clock, Offsets, Operation, Ordering, Warp
 from ..ptx.program import Program
-from .findings import Access, Findings
+from .race_findings import Access, Findings
 from .segments import NOTHING, Knowledge, OperationState, WarpState
 from .shadow import Cells, Content, Event, Histories, change_cells
 

@@ -20,7 +20,7 @@ from ...targets.profile import DeviceProfile
 from ...verify.device.cubin import Cubin
 from ..driver.caught_launch import CaughtLaunch
 from ..driver.stand_in import load_stand_in
-from ..errors import EmulationError
+from ..emulation_errors import EmulationError
 from ..machine.global_memory import Region
 from .launch_limits import check_limits, cubin_of, static_shared_bytes
 from .relabeled_kernel import RelabeledKernel

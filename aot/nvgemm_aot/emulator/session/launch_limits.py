@@ -9,7 +9,7 @@ from nvgemm_runtime.errors import DriverError
 from ...targets.profile import DeviceProfile
 from ...verify.device.cubin import MAX_THREADS_PER_BLOCK, RESERVED_SHARED_BYTES, Cubin, read_cubins
 from ..driver.caught_launch import CaughtLaunch
-from ..errors import EmulationError
+from ..emulation_errors import EmulationError
 
 _PORTABLE_CLUSTER, _BIGGEST_CLUSTER = 8, 16
 """Most blocks in a cluster, by default and if the launcher allows more (CUDA C++ Programming Guide,

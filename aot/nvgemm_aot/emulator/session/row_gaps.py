@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from ..errors import MemoryAccessError
+from ..emulation_errors import MemoryAccessError
 from .ffi_structs import TensorStruct
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.addresses import PARAMETER_WINDOW
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.ordering import Offsets
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import address, read
 from .bulk_groups import add_to_group

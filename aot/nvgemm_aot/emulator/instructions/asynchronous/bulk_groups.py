@@ -9,9 +9,9 @@ from ...machine.hierarchy import Warp
 from ...machine.lanes import Mask
 from ...machine.ordering import Clock
 from ...machine.scheduler import RETRY, Step
-from ...ptx.operands import Immediate
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Immediate
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes
 
 _KEY = "bulk groups"

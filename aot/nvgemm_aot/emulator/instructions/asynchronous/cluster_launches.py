@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import LANES, Mask
 from ...machine.launch import Extent
 from ...machine.scheduler import Step
-from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Operand
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import destination, read
 from .late_effects import check_running, later

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import Value
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.scheduler import YIELD, Step
-from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Operand
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import AddressOf, active_lanes, agree, locate, shared_address
 from ..values import destination, read
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
 
 _INTEGERS: dict[str, Any] = {

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.scheduler import Step
-from ...ptx.operands import Operand, Register, Vector
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Operand, Register, Vector
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import BITS, read
 from .late_effects import check_running, later

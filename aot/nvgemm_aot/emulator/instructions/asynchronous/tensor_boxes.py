@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.addresses import PARAMETER_WINDOW, SHARED_BASE
 from ...machine.global_memory import Bytes, GlobalMemory
 from ...machine.hierarchy import Block, Grid

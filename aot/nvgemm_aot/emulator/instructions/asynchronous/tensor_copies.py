@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.meanings import Value
 from ...machine.scheduler import Step
-from ...ptx.operands import Address, Operand, Vector
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Address, Operand, Vector
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import read
 from .bulk_groups import add_to_group

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 
 MAP_BYTES = 128
 MAP_ALIGNMENT = 64

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Warp
 from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import PARK, RETRY, Step, Value, going_on
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..values import read
 
 

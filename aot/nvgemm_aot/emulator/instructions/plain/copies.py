@@ -10,9 +10,9 @@ from ...machine.accesses import Space, load, store
 from ...machine.hierarchy import Warp
 from ...machine.lanes import Mask
 from ...machine.meanings import Step, going_on, lanes_of
-from ...ptx.operands import Immediate
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Immediate
+from ..decoders import Qualifiers, decodes
 from ..values import BITS, address, read, source
 
 

@@ -6,7 +6,7 @@ from ...machine.hierarchy import Warp
 from ...machine.lanes import Mask
 from ...machine.meanings import Step, going_on
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Warp
 from ...machine.lanes import LANES, Mask
 from ...machine.meanings import YIELD, Computation, Step, going_on
-from ...ptx.operands import Immediate
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Immediate
+from ..decoders import Qualifiers, decodes
+from ..numbers.computing import computed
 from ..values import address, read
-from .computing import computed
 
 
 @decodes("prefetch", "prefetchu")

@@ -11,9 +11,9 @@ from ...machine.accesses import Space, load, store
 from ...machine.hierarchy import Warp
 from ...machine.lanes import FULL, Mask
 from ...machine.meanings import Step, going_on
-from ...ptx.operands import Operand, Register, Sink, Vector
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Operand, Register, Sink, Vector
+from ..decoders import Qualifiers, decodes
 from ..values import BITS, address, natural_dtype, read
 
 SPACES = {

@@ -10,9 +10,9 @@ from ...machine.accesses import Space, load, store
 from ...machine.hierarchy import Warp
 from ...machine.lanes import LANES, Mask
 from ...machine.meanings import Step, going_on
-from ...ptx.operands import Operand, Vector
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Operand, Vector
+from ..decoders import Qualifiers, decodes
 from ..values import address, destination, read
 from .block_sync import check_members
 

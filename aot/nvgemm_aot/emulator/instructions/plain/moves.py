@@ -14,11 +14,11 @@ from ...machine.addresses import (
     WINDOW_SHIFT,
 )
 from ...machine.meanings import Computation, Source
-from ...ptx.operands import Vector
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Vector
+from ..decoders import Qualifiers, decodes
+from ..numbers.computing import computed
 from ..values import BITS, destination, source, storage_dtype
-from .computing import computed
 
 _KINDS = (
     "pred",

@@ -10,9 +10,9 @@ import numpy as np
 from ...machine.hierarchy import Warp
 from ...machine.lanes import FULL, LANE, LANES, Mask
 from ...machine.meanings import Step, going_on, lanes_of
-from ...ptx.operands import Immediate, Pair
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Immediate, Pair
+from ..decoders import Qualifiers, decodes
 from ..values import destination, natural_dtype, read, source, storage_dtype
 from .block_sync import check_members
 

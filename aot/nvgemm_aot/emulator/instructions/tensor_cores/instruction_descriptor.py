@@ -6,7 +6,7 @@ import enum
 import functools
 from dataclasses import dataclass
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from .element_formats import BF16, F16, FLOAT8, INTEGER8, PACKED_E2M1, TF32, ElementFormat
 
 

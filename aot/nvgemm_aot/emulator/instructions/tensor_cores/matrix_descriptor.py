@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.addresses import SHARED_BASE
 from ...machine.global_memory import Bytes
 from ...machine.hierarchy import Block

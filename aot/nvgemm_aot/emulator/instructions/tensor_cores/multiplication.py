@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block
 from ...machine.ordering import Operation
 from .element_formats import E4M3, UE8M0, ElementFormat, Values

@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.ordering import Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes
 from ..values import address, read
 from .matrix_descriptor import (

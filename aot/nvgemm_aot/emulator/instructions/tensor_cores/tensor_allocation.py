@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Warp
 from ...machine.lanes import Mask
 from ...machine.scheduler import RETRY, Step
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import locate, shared_address
 from ..values import read
 

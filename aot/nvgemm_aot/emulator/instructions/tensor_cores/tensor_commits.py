@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Warp
 from ...machine.lanes import Mask
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import read
 from .tensor_allocation import CTA_GROUPS

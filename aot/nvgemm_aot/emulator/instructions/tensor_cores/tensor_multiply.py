@@ -13,9 +13,9 @@ from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.meanings import Value
 from ...machine.scheduler import Step
-from ...ptx.operands import Address, Immediate, Operand, Register, Vector
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Address, Immediate, Operand, Register, Vector
+from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes
 from ..values import address, read
 from .instruction_descriptor import Kind, decode_instruction_descriptor

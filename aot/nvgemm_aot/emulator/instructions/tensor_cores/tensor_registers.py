@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Warp
 from ...machine.lanes import FULL, LANE, Mask
 from ...machine.ordering import Clock
 from ...machine.scheduler import RETRY, Step
-from ...ptx.operands import Immediate, Operand, Register, Vector
 from ...ptx.program import Instruction, Program
+from ...ptx.ptx_operands import Immediate, Operand, Register, Vector
 from ..asynchronous.late_effects import check_running, later
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..values import address, read
 from .tensor_allocation import whole_warp
 

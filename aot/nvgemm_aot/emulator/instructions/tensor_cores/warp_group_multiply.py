@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import EmulationError
+from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import LANES, Mask
 from ...machine.meanings import RETRY, Step, Value, going_on
-from ...ptx.operands import Immediate, Operand, Register, Vector
 from ...ptx.program import Instruction, Program
+from ...ptx.ptx_operands import Immediate, Operand, Register, Vector
 from ..asynchronous.late_effects import check_running, later
 from ..asynchronous.tensor_map import Swizzle
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..values import BITS, read
 from .element_formats import BF16, F16, FLOAT8, INTEGER8, TF32, ElementFormat, Values
 from .matrix_descriptor import MatrixDescriptor, chunks_of_matrix, read_matrix

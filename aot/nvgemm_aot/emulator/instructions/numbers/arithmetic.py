@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...machine.meanings import Computation
 from ...ptx.program import Instruction, Program
-from ..registry import decodes
+from ..decoders import decodes
 from . import carries, elementary, floats, integers
 
 _Decoder = Callable[[Instruction, Program], Computation]

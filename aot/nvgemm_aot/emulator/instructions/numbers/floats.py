@@ -10,7 +10,7 @@ import numpy as np
 
 from ...machine.meanings import Computation
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers
+from ..decoders import Qualifiers
 from ..values import natural_dtype
 from .computing import computed
 from .float_forms import (

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...machine.meanings import Computation, Source
-from ...ptx.operands import Operand, Pair
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Operand, Pair
+from ..decoders import Qualifiers, decodes
 from ..values import destination, source, storage_dtype
 from .computing import computed
 from .float_forms import PACKED, flushed, unpacked

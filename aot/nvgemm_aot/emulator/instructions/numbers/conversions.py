@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...machine.meanings import Computation
-from ...ptx.operands import Register, Sink
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Register, Sink
+from ..decoders import Qualifiers, decodes
 from ..values import BITS, destination, natural_dtype, source, storage_dtype
 from .float_forms import flushed, packed, relu, saturated, unpacked
 from .narrow_conversions import NARROW, narrow_conversion

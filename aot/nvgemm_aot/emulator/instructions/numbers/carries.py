@@ -10,7 +10,7 @@ from ...machine.hierarchy import Warp
 from ...machine.lanes import LANES
 from ...machine.meanings import Computation, Source
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from ..values import destination, source, storage_dtype
 
 _CARRY = "carry"

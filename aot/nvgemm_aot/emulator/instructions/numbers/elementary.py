@@ -15,7 +15,7 @@ import numpy as np
 
 from ...machine.meanings import Computation
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ..decoders import Qualifiers, decodes
 from .computing import computed
 from .float_forms import WIDTHS, flushed, packed, unpacked
 from .rounding import MODES, by_fractions

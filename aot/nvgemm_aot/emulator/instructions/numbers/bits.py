@@ -9,9 +9,9 @@ import numpy as np
 
 from ...machine.lanes import LANES
 from ...machine.meanings import Computation, Source
-from ...ptx.operands import Immediate
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers, decodes
+from ...ptx.ptx_operands import Immediate
+from ..decoders import Qualifiers, decodes
 from ..values import BITS, destination, natural_dtype, source, storage_dtype
 from .computing import computed
 

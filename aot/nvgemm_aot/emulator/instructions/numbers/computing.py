@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...machine.meanings import Computation
-from ...ptx.operands import Operand
 from ...ptx.program import Instruction, Program
+from ...ptx.ptx_operands import Operand
 from ..values import destination, natural_dtype, source, storage_dtype
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ...machine.meanings import Computation
-from ...ptx.operands import Operand, Register
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers
+from ...ptx.ptx_operands import Operand, Register
+from ..decoders import Qualifiers
 from ..values import BITS, source
 from .float_forms import packed, unpacked
 from .narrow_floats import FORMATS, decoded_scale, encoded_scale

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...machine.meanings import Computation
 from ...ptx.program import Instruction, Program
-from ..registry import Qualifiers
+from ..decoders import Qualifiers
 from ..values import BITS, natural_dtype
 from .computing import computed
 

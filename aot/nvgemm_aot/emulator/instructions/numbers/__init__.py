@@ -1,0 +1,1 @@
+"""Arithmetic, comparisons and conversions: what computes one lane's numbers."""
