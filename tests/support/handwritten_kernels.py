@@ -37,8 +37,12 @@ def tensor_map(
     swizzle: int | str = 0,
     nan: bool = False,
     interleave: int = 0,
+    address: int | None = None,
 ) -> bytes:
-    """Encodes the map of a tensor with packed dimensions, the contiguous one first."""
+    """Encodes the map of a tensor with packed dimensions, the contiguous one first.
+
+    The tensor begins where the data do, or at another address, whose lowest 57 bits are kept.
+    """
     if strides is None:
         packed = np.cumprod([_BITS[kind] / 8 * sizes[0], *sizes[1:-1]]).astype(int)
         strides = [int(each) for each in packed[: len(sizes) - 1]]
@@ -51,7 +55,7 @@ def tensor_map(
     boxes = [size - 1 for size in box] + [0] * (5 - len(box))
     return struct.pack(
         "<QI4II5I4B4B",
-        data.ctypes.data,
+        (data.ctypes.data if address is None else address) % (1 << 57),
         word,
         *low,
         0,

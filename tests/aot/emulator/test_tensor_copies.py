@@ -72,6 +72,25 @@ def test_box_outside_is_filled_in_every_rank(rank):
     assert (result.reshape(box[::-1]) == padded[window]).all()
 
 
+def test_map_of_a_ragged_tensor_may_begin_below_address_0():
+    far, stride = 1 << 30, 1 << 18  # 2**48 bytes before the tensor, more than any of its addresses
+    source, result = aligned(4 * stride // 4, np.float32), aligned(4 * 8, np.float32)
+    source.reshape(4, -1)[:, :8] = np.arange(32).reshape(4, 8)
+    body = through(
+        result.nbytes,
+        LOAD.format(rank=2, at=braces((0, far))),
+        STORE.format(rank=2, at=braces((0, 0))),
+    )
+    below = source.ctypes.data - far * stride
+    assert below < 0
+    maps = [
+        tensor_map(source, "f32", (8, 1 << 31), (8, 4), strides=(stride,), address=below),
+        tensor_map(result, "f32", (8, 4), (8, 4)),
+    ]
+    run(body, tensors={"a": source, "c": result}, maps=maps, threads=1)
+    assert (result == np.arange(32)).all()
+
+
 def test_swizzle_exchanges_chunks_by_the_address():
     source, result = aligned(8 * 128), aligned(8 * 128)
     source[:] = np.repeat(np.arange(64), 16)

@@ -25,7 +25,8 @@ ROW_ALIGNMENT = 128
 Chunks: TypeAlias = npt.NDArray[np.int64]
 """Byte offsets of chunks in shared memory, in the order of a box's bytes."""
 
-_ADDRESS_SPACE = 1 << 64
+_ADDRESS_SPACE = 1 << 57
+"""Addresses in tensor maps have 57 bits: kernels' launchers cut what lies below 0 to these."""
 
 
 def load_tensor_map(grid: Grid, address: int) -> TensorMap:
