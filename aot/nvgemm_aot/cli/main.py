@@ -58,10 +58,11 @@ class _Group(click.Group):
             module = (error.name or "").partition(".")[0]
             if module in ("", "nvgemm_aot", "nvgemm_runtime"):
                 raise
-            output.report(
-                f"the Python module {module} is not installed, as after pip install --no-deps; "
-                f"run: {install_command()}"
-            )
+            if module == "numpy":  # only `emulate` needs it
+                reason, command = "", install_command("build")
+            else:
+                reason, command = ", as after pip install --no-deps", install_command()
+            output.report(f"the Python module {module} is not installed{reason}; run: {command}")
             ctx.exit(ToolchainError.exit_code)
         except Exception as error:
             if not _is_entry_point_error(error):
