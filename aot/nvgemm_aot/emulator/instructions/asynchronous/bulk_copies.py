@@ -10,14 +10,14 @@ from ...emulation_errors import EmulationError
 from ...machine.addresses import PARAMETER_WINDOW
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
-from ...machine.ordering import Offsets
+from ...machine.ordering import Offsets, Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import address, read
 from .bulk_groups import add_to_group
-from .late_effects import check_running, later
+from .late_effects import check_running, complete_at_barrier, later
 from .reductions import OPERATIONS, reduce
 
 ALIGNMENT = 16
@@ -146,10 +146,8 @@ def _begin_load(
 ) -> None:
     grid = warp.block.cluster.grid
     block.check_shared(offset, size, "copies to")
-    operation = grid.ordering.begin(warp)
-    grid.ordering.use_barrier(warp, block, waiter_offset, asynchronous=True)
 
-    def arrive() -> None:
+    def copy(operation: Operation) -> int:
         check_running(block, "writes")
         if size:
             parameters = first - PARAMETER_WINDOW
@@ -160,10 +158,9 @@ def _begin_load(
                 data = region.data[first - region.address :][:size]
             grid.ordering.operation_write(operation, block, _span(offset), size)
             block.shared[offset : offset + size] = data
-        clock = grid.ordering.finish(operation)
-        grid.progress += block.barrier_at(waiter_offset).complete(grid.ordering, clock, size)
+        return size
 
-    later(warp, instruction, object(), arrive)
+    complete_at_barrier(warp, instruction, block, waiter_offset, copy)
 
 
 def _send(
@@ -210,10 +207,8 @@ def _begin_send(
     reduction: _Reduction | None,
 ) -> None:
     grid, own = warp.block.cluster.grid, warp.block
-    operation = grid.ordering.begin(warp)
-    grid.ordering.use_barrier(warp, block, waiter_offset, asynchronous=True)
 
-    def arrive() -> None:
+    def copy(operation: Operation) -> int:
         check_running(own, "reads")
         check_running(block, "writes")
         grid.ordering.operation_read(operation, own, _span(first), size)
@@ -223,10 +218,9 @@ def _begin_send(
             data = reduce(reduction.operation, reduction.type, old, data)
         grid.ordering.operation_write(operation, block, _span(offset), size)
         block.shared[offset : offset + size] = data
-        clock = grid.ordering.finish(operation)
-        grid.progress += block.barrier_at(waiter_offset).complete(grid.ordering, clock, size)
+        return size
 
-    later(warp, instruction, object(), arrive)
+    complete_at_barrier(warp, instruction, block, waiter_offset, copy)
 
 
 def _store(

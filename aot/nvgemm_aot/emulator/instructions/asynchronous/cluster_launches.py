@@ -8,13 +8,14 @@ from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import LANES, Mask
 from ...machine.launch import Extent
+from ...machine.ordering import Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
 from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import destination, read
-from .late_effects import check_running, later
+from .late_effects import check_running, complete_at_barrier
 
 _RESPONSE_BYTES = 16
 _CANCELED = 1
@@ -69,20 +70,16 @@ def _respond(
     barrier: int,
     response: bytes,
 ) -> None:
-    grid = warp.block.cluster.grid
+    ordering = warp.block.cluster.grid.ordering
     block.check_shared(offset, _RESPONSE_BYTES, "writes")
-    operation = grid.ordering.begin(warp)
-    grid.ordering.use_barrier(warp, block, barrier, asynchronous=True)
 
-    def arrive() -> None:
+    def write(operation: Operation) -> int:
         check_running(block, "writes")
-        grid.ordering.operation_write(operation, block, np.array([offset]), _RESPONSE_BYTES)
+        ordering.operation_write(operation, block, np.array([offset]), _RESPONSE_BYTES)
         block.shared[offset : offset + _RESPONSE_BYTES] = np.frombuffer(response, np.uint8)
-        clock = grid.ordering.finish(operation)
-        found = block.barrier_at(barrier)
-        grid.progress += found.complete(grid.ordering, clock, _RESPONSE_BYTES)
+        return _RESPONSE_BYTES
 
-    later(warp, instruction, object(), arrive)
+    complete_at_barrier(warp, instruction, block, barrier, write)
 
 
 @decodes("clusterlaunchcontrol.query_cancel.is_canceled")

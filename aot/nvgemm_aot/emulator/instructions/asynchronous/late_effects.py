@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 
 from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block, Warp
+from ...machine.ordering import Operation
 from ...ptx.program import Instruction
 
 
@@ -27,6 +28,34 @@ def later(
             ) from error
 
     grid.later(queue, run)
+
+
+def complete_at_barrier(
+    warp: Warp,
+    instruction: Instruction,
+    waiter: Block,
+    barrier: int,
+    act: Callable[[Operation], int],
+) -> None:
+    """Starts an operation that completes bytes at a memory barrier once it has acted.
+
+    Args:
+        warp: The warp that starts it.
+        instruction: The instruction that asks for it, for messages.
+        waiter: Block that holds the barrier.
+        barrier: Offset of the barrier in the block's shared memory.
+        act: Reads and writes memory, later. Returns the bytes that the barrier counts.
+    """
+    grid = warp.block.cluster.grid
+    operation = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, waiter, barrier, asynchronous=True)
+
+    def arrive() -> None:
+        size = act(operation)
+        clock = grid.ordering.finish(operation)
+        grid.progress += waiter.barrier_at(barrier).complete(grid.ordering, clock, size)
+
+    later(warp, instruction, object(), arrive)
 
 
 def check_running(block: Block, what: str) -> None:

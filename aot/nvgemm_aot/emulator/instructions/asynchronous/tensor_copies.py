@@ -13,6 +13,7 @@ from ...machine.global_memory import Bytes
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.meanings import Value
+from ...machine.ordering import Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Address, Operand, Vector
@@ -20,7 +21,7 @@ from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import read
 from .bulk_groups import add_to_group
-from .late_effects import check_running, later
+from .late_effects import check_running, complete_at_barrier, later
 from .reductions import OPERATIONS, reduce
 from .tensor_boxes import Box, chunks_of, load_tensor_map, read_chunks, write_chunks
 
@@ -183,10 +184,8 @@ def _begin_load(
     grid = warp.block.cluster.grid
     size = sum(tile.shared_bytes for tile in tiles)
     chunks = chunks_of(block, offset, size, tiles[0].tensor.swizzle)
-    operation = grid.ordering.begin(warp)
-    grid.ordering.use_barrier(warp, waiter, waiter_offset, asynchronous=True)
 
-    def arrive() -> None:
+    def copy(operation: Operation) -> int:
         check_running(block, "writes")
         parts = [tile.read(grid.memory) for tile in tiles]
         grid.ordering.operation_write(operation, block, chunks, 16)
@@ -195,16 +194,9 @@ def _begin_load(
             end = begin + len(part) // 16
             write_chunks(block, chunks[begin:end], part)
             begin = end
-        counted = sum(tile.counted_bytes for tile in tiles)
-        clock = grid.ordering.finish(operation)
-        grid.progress += waiter.barrier_at(waiter_offset).complete(grid.ordering, clock, counted)
+        return sum(tile.counted_bytes for tile in tiles)
 
-    later(warp, instruction, operation_queue(), arrive)
-
-
-def operation_queue() -> object:
-    """Returns a queue for one effect, which is not bound to any other's."""
-    return object()
+    complete_at_barrier(warp, instruction, waiter, waiter_offset, copy)
 
 
 def _store(
@@ -250,7 +242,7 @@ def _begin_store(
     chunks = chunks_of(block, offset, size, tensor.swizzle)
     operation = grid.ordering.begin(warp)
     copy = add_to_group(warp, lane)
-    queue = operation_queue()
+    queue = object()
 
     def fetch() -> None:
         check_running(block, "reads")
