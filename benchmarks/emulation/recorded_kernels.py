@@ -16,10 +16,10 @@ import torch
 from nvgemm_aot.emulator.driver.caught_launch import CaughtLaunch
 from nvgemm_aot.emulator.emulation_errors import EmulationError
 from nvgemm_aot.emulator.machine.global_memory import Region
-from nvgemm_aot.emulator.machine.launch import Launch
 from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record
 from nvgemm_aot.emulator.ptx.parser import parse
 from nvgemm_aot.emulator.session import emulated_device
+from nvgemm_aot.emulator.session.ptx_runner import emulated_launch
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_aot.verify.device.cubin import Cubin, read_cubins
 from nvgemm_runtime.bundle.format import Kernel
@@ -57,21 +57,7 @@ def record_kernels(directory: Path) -> Iterator[RecordedKernel | tuple[Kernel, s
 
     def run(launch: CaughtLaunch, cubin: Cubin, regions: tuple[Region, ...]) -> None:
         program = parse(texts[cubin.content])
-        layout = [(parameter.offset, parameter.size) for parameter in program.parameters]
-        parameters = launch.parameter_bytes(layout, program.parameter_bytes)
-        launches.append(
-            record(
-                program,
-                Launch(
-                    grid=launch.grid,
-                    block=launch.block,
-                    cluster=launch.cluster,
-                    shared_bytes=launch.shared_bytes,
-                    parameters=parameters,
-                ),
-                regions,
-            )
-        )
+        launches.append(record(program, emulated_launch(launch, program), regions))
 
     emulated_device.start(load_profile("B200"), run)
     for kernel in bundle.header.kernels:

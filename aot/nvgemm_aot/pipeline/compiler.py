@@ -420,9 +420,9 @@ def _run_task(task: Task, directory: Path) -> TaskResult:
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:
     """Compiles, links and stores a kernel; returns the failure reason, or None on success."""
-    provider = _worker_provider(task.candidate.provider)
     ptx: list[str] = []
     try:
+        provider = _worker_provider(task.candidate.provider)
         with collected_ptx() if task.keeps_ptx else contextlib.nullcontext(ptx) as ptx:
             relocatable = provider.compile(task.candidate, task.target)
         payload = linker.link(relocatable, task.candidate.calling_convention, task.target.target)

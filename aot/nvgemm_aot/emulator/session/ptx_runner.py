@@ -36,17 +36,18 @@ class PtxRunner:
             EmulationError: If the kernel does what it must not do.
         """
         program = self._programs(cubin, launch.kernel)
-        layout = [(parameter.offset, parameter.size) for parameter in program.parameters]
-        parameters = launch.parameter_bytes(layout, program.parameter_bytes)
         return execute(
-            program,
-            Launch(
-                grid=launch.grid,
-                block=launch.block,
-                cluster=launch.cluster,
-                shared_bytes=launch.shared_bytes,
-                parameters=parameters,
-            ),
-            GlobalMemory(regions),
-            self.schedule,
+            program, emulated_launch(launch, program), GlobalMemory(regions), self.schedule
         )
+
+
+def emulated_launch(caught: CaughtLaunch, program: Program) -> Launch:
+    """Returns a caught launch with its parameters laid out as a program declares them."""
+    layout = [(parameter.offset, parameter.size) for parameter in program.parameters]
+    return Launch(
+        grid=caught.grid,
+        block=caught.block,
+        cluster=caught.cluster,
+        shared_bytes=caught.shared_bytes,
+        parameters=caught.parameter_bytes(layout, program.parameter_bytes),
+    )
