@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.emulator.instruction_runs import compare, read_lines
+from benchmarks.emulation.hopper.instruction_runs import compare, read_lines
 from repository import TESTS
 
 LINES = read_lines(TESTS / "data" / "emulated-instructions-h100.jsonl")

@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.emulator.instruction_runs import emulate
-from benchmarks.emulator.wgmma_cases import IMAGE_BYTES, Matrix, wgmma
+from benchmarks.emulation.hopper.instruction_runs import emulate
+from benchmarks.emulation.hopper.wgmma_cases import IMAGE_BYTES, Matrix, wgmma
 from handwritten_kernels import aligned, run
 from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.emulator.instruction_case import Bytes, Case, TensorMapSpec
+from benchmarks.emulation.hopper.instruction_case import Bytes, Case, TensorMapSpec
 
 FILL = 0xAA
 """Byte with which outputs are filled first."""

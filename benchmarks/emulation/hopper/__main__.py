@@ -1,10 +1,10 @@
 """Compares the emulator with a Hopper GPU: single instructions, and kernels of every design.
 
-python -m benchmarks.emulator instructions OUT.jsonl           # on the GPU
-python -m benchmarks.emulator kernels BUNDLE OUT.jsonl         # on the GPU
-python -m benchmarks.emulator compare-instructions OUT.jsonl   # anywhere
-python -m benchmarks.emulator emulate BUNDLE PTX EMULATED.jsonl
-python -m benchmarks.emulator compare-kernels OUT.jsonl EMULATED.jsonl
+python -m benchmarks.emulation.hopper instructions OUT.jsonl           # on the GPU
+python -m benchmarks.emulation.hopper kernels BUNDLE OUT.jsonl         # on the GPU
+python -m benchmarks.emulation.hopper compare-instructions OUT.jsonl   # anywhere
+python -m benchmarks.emulation.hopper emulate BUNDLE PTX EMULATED.jsonl
+python -m benchmarks.emulation.hopper compare-kernels OUT.jsonl EMULATED.jsonl
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.emulator import instruction_runs
+from benchmarks.emulation.hopper import instruction_runs
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -49,7 +49,7 @@ def run_worker(path: Path) -> None:
 def run_kernels(bundle: Path, path: Path) -> None:
     """Runs a bundle's kernels on this machine's GPU."""
     os.environ["NVGEMM_AOT_BUNDLES"] = str(bundle.resolve())
-    from benchmarks.emulator import kernel_runs
+    from benchmarks.emulation.hopper import kernel_runs
 
     kernel_runs.run_all(bundle, path, "cuda")
     lines = instruction_runs.read_lines(path)
@@ -81,8 +81,8 @@ def condense(path: Path, kept: Path) -> None:
 def emulate(bundle: Path, ptx: Path, path: Path, only: str) -> None:
     """Runs a bundle's kernels on an emulated H100; PTX lies beside objects in folders."""
     os.environ["NVGEMM_AOT_BUNDLES"] = str(bundle.resolve())
-    from benchmarks.emulator import kernel_runs
-    from benchmarks.emulator.emulated_hopper import start_hopper
+    from benchmarks.emulation.hopper import kernel_runs
+    from benchmarks.emulation.hopper.emulated_hopper import start_hopper
 
     start_hopper(ptx)
     kernel_runs.run_all(bundle, path, "cpu", only)
@@ -93,7 +93,7 @@ def emulate(bundle: Path, ptx: Path, path: Path, only: str) -> None:
 @click.argument("emulated", type=_FILE)
 def compare_kernels(gpu: Path, emulated: Path) -> None:
     """Compares results of kernels from a GPU and from the emulator."""
-    from benchmarks.emulator import kernel_runs
+    from benchmarks.emulation.hopper import kernel_runs
 
     _print_outcomes(kernel_runs.compare(gpu, emulated))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.emulator.instruction_case import Case, Random
+from benchmarks.emulation.hopper.instruction_case import Case, Random
 
 THREADS, BLOCKS = 256, 8
 COUNT = THREADS * BLOCKS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.emulator.instruction_case import Case, Random
+from benchmarks.emulation.hopper.instruction_case import Case, Random
 
 IMAGE_BYTES = 48 * 1024
 """Shared memory that is filled before the instruction."""

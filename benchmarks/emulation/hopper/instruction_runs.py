@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.emulator.cuda_driver import FILL, CudaDriver, DriverCallError
-from benchmarks.emulator.elementwise_cases import elementwise_cases
-from benchmarks.emulator.instruction_case import Bytes, Case, comparable, ulps_between
-from benchmarks.emulator.memory_cases import memory_cases
-from benchmarks.emulator.wgmma_cases import wgmma_cases
+from benchmarks.emulation.hopper.cuda_driver import FILL, CudaDriver, DriverCallError
+from benchmarks.emulation.hopper.elementwise_cases import elementwise_cases
+from benchmarks.emulation.hopper.instruction_case import Bytes, Case, comparable, ulps_between
+from benchmarks.emulation.hopper.memory_cases import memory_cases
+from benchmarks.emulation.hopper.wgmma_cases import wgmma_cases
 
 _PATIENCE_S = 20
 """Seconds in which a case must end."""
@@ -66,7 +66,13 @@ def run_on_gpu(path: Path) -> None:
     names = list(all_cases())
     while len(done := read_lines(path)) < len(names):
         before = len(done)
-        command = [sys.executable, "-m", "benchmarks.emulator", "instruction-worker", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.emulation.hopper",
+            "instruction-worker",
+            str(path),
+        ]
         child = subprocess.Popen(command)
         last, since = before, time.monotonic()
         while child.poll() is None and time.monotonic() - since < _PATIENCE_S:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.emulator.instruction_case import Case, Random, TensorMapSpec
+from benchmarks.emulation.hopper.instruction_case import Case, Random, TensorMapSpec
 
 _THREADS = 64
 _PLACES = 8

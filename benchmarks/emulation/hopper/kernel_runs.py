@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.emulator.instruction_runs import pack, read_lines, unpack
+from benchmarks.emulation.hopper.instruction_runs import pack, read_lines, unpack
 
 sys.path.append(str(Path(__file__).parents[2] / "tests/gpu"))
 from draws import SeededDraws
