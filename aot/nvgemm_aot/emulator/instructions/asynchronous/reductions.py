@@ -9,6 +9,7 @@ import numpy as np
 
 from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
+from ..numbers.float_forms import flushed
 
 _INTEGERS: dict[str, Any] = {
     "u32": np.uint32,
@@ -57,7 +58,12 @@ def reduce(operation: str, kind: str, old: Bytes, new: Bytes) -> Bytes:
         result = _f32_to_bf16(wide)
     elif kind in _FLOATS:
         dtype = _FLOATS[kind]
-        result = _FLOAT_FUNCTIONS[operation](old.view(dtype), new.view(dtype)).astype(dtype)
+        operands = [old.view(dtype), new.view(dtype)]
+        if kind == "f32.ftz":
+            operands = [flushed(each, "f32") for each in operands]
+        result = _FLOAT_FUNCTIONS[operation](*operands).astype(dtype)
+        if kind == "f32.ftz":
+            result = flushed(result, "f32")
     else:
         raise EmulationError(f"there is no reduction of {kind}")
     return np.ascontiguousarray(result).view(np.uint8)
