@@ -103,6 +103,11 @@ def test_the_last_lane_wins_a_place() -> None:
         ("ld.shared.v2.b64 {%d5, %d6}, [%r9+256];", "reads bytes 256 to 271"),
         ("mapa.shared::cluster.u32 %r1, %r9, 1; ld.shared::cluster.b32 %r2, [%r1];",
          "of block 1 of a cluster of 1"),
+        ("mapa.shared::cluster.u32 %r1, %r9, 1; ld.shared.b32 %r2, [%r1];",
+         r"is of block 1 of the cluster, must be of the warp's own block 0; .*need .shared::cluster"),
+        ("cvt.u64.u32 %d5, %r9; cvta.shared.u64 %d5, %d5; st.shared.b32 [%d5], %r1;",
+         "must be of the warp's own block"),
+        ("ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [%d0];", "generic address 0x.* is not of shared memory"),
         ("ld.param.b32 %r1, [a1+8];", "reads bytes 16 to 19 of the parameters"),
         ("mov.b64 %d5, a0; st.b32 [%d5], %r1;", "writes parameters"),
     ],
@@ -159,6 +164,16 @@ def test_blocks_of_a_cluster_share_memory() -> None:
         cluster=2,
     )
     assert out.view(np.uint32).tolist() == [1000 + lane for lane in range(32)]
+
+
+def test_shared_memory_of_a_block_that_has_ended_is_gone() -> None:
+    body = (
+        "mov.u32 %r1, %cluster_ctarank; setp.eq.b32 %p0, %r1, 1; @%p0 ret; mov.b32 %r9, smem;"
+        "mov.b32 %r2, 0; COUNT: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 500; @%p1 bra COUNT;"
+        "mapa.shared::cluster.u32 %r3, %r9, 1; st.shared::cluster.b32 [%r3], %r2;"
+    )
+    with pytest.raises(EmulationError, match=r"block \(1, 0, 0\), which has ended"):
+        run(body, cluster=2)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +270,15 @@ def test_matrices_load_as_fragments(trans: str) -> None:
                 assert found[lane, tile, half] == tiles[tile, row, column]
 
 
+@pytest.mark.parametrize("place", [".shared.b16", ".shared::cta.b16", ".b16"])
 @pytest.mark.parametrize("trans", ["", ".trans"])
-def test_matrices_are_stored_as_they_were_loaded(trans: str) -> None:
+def test_matrices_are_stored_as_they_were_loaded(trans: str, place: str) -> None:
+    where = "%d7" if place == ".b16" else "%r8"
     source, result = matrices(
-        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r11, %r12, %r13, %r14}}, [%r8];"
+        "cvt.u64.u32 %d7, %r8; cvta.shared.u64 %d7, %d7;"
+        f"ldmatrix.sync.aligned.m8n8.x4{trans}{place} {{%r11, %r12, %r13, %r14}}, [{where}];"
         "bar.sync 0; mov.b32 %r20, 0; st.shared.v4.b32 [%r8], {%r20, %r20, %r20, %r20};"
-        f"bar.sync 0; stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r8], "
+        f"bar.sync 0; stmatrix.sync.aligned.m8n8.x4{trans}{place} [{where}], "
         "{%r11, %r12, %r13, %r14};"
     )
     assert np.array_equal(source, result)
