@@ -79,3 +79,16 @@ def test_rejects(old, new, error, message):
     body = (BEGIN + WAIT + STORE + END).replace(old, new)
     with pytest.raises(error, match=message):
         run(body, **operands())
+
+
+@pytest.mark.parametrize("kind", ["inc.u64", "add.s64", "add.f16", "min.noftz.u32", "and.f32"])
+def test_knows_the_reductions_that_ptxas_knows(kind):
+    store = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{kind} [%d2], [smem+256], 256;"
+    with pytest.raises(UnsupportedPtxError, match="qualifier"):
+        run(BEGIN + WAIT + store + END, **operands())
+
+
+def test_shared_memory_is_reduced_by_integers_only():
+    send = "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32"
+    with pytest.raises(UnsupportedPtxError, match=r"qualifier \.f32"):
+        run(f"{send} [smem+512], [smem+256], 256, [smem];")

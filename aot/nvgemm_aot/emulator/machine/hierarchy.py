@@ -239,7 +239,7 @@ class Cluster:
         return True
 
     def leave(self, warp: Warp) -> None:
-        """Lets barriers open that waited for nobody but a warp which has ended (PTX ISA, "exit")."""
+        """Opens barriers that waited for nobody but a warp which has ended (PTX ISA, "exit")."""
         if self._arrived:
             self._open_barrier()
         warp.block.named.leave(self.grid.ordering)

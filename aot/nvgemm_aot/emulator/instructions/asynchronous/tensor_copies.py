@@ -80,8 +80,8 @@ def _prefetch(instruction: Instruction, program: Program) -> Step:
 
 def _rows(qualifiers: Qualifiers, rank: int, separate: str) -> int:
     """Reads the load mode; returns the rows that have coordinates of their own, or 0."""
-    mode = qualifiers.option("tile", separate)
-    return GATHERED_ROWS if mode == separate and rank == 2 else 0
+    mode = qualifiers.option("tile", *([separate] if rank == 2 else []))
+    return GATHERED_ROWS if mode == separate else 0
 
 
 def _boxes(
