@@ -322,6 +322,40 @@ def test_unbulky_copies_fill_with_zeros() -> None:
     assert np.array_equal(result.reshape(32, 16), wanted)
 
 
+COPY = (
+    "mul.wide.u32 %d2, %r0, 4; add.s64 %d0, %d0, %d2; add.s64 %d1, %d1, %d2;"
+    "mad.lo.u32 %r8, %r0, 4, %r9; cp.async.ca.shared.global [%r8], [%d0], 4;{}"
+    "ld.shared.b32 %r1, [%r8]; st.global.b32 [%d1], %r1;"
+)
+
+
+@pytest.mark.parametrize(
+    ("waits", "enough"),
+    [
+        ("", False),
+        ("cp.async.commit_group;", False),
+        ("cp.async.wait_group 0;", False),
+        ("cp.async.commit_group; cp.async.wait_group 1;", False),
+        ("cp.async.commit_group; cp.async.wait_group 0;", True),
+        ("cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 1;", True),
+        ("cp.async.wait_all;", True),
+    ],
+)
+def test_unbulky_copies_must_be_waited_for(waits: str, enough: bool) -> None:
+    source, result = copied(COPY.format(waits), delay=50)
+    assert np.array_equal(result[:128], source[:128] if enough else np.full(128, 0xFF))
+
+
+def test_unbulky_copies_come_before_their_arrival_at_a_barrier() -> None:
+    barrier = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r9+128], 32; bar.sync 0;"
+    wait = (
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r9+128];"
+        "AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%r9+128], 0; @!%p2 bra AGAIN;"
+    )
+    source, result = copied(barrier + COPY.format(wait), delay=20)
+    assert np.array_equal(result[:128], source[:128])
+
+
 def test_member_masks_must_name_the_lanes_that_are_there() -> None:
     with pytest.raises(EmulationError, match="does not name them"):
         evaluate("shfl.sync.idx.b32 {0}, {1}, 0, 31, 1;", np.uint32, LANES)

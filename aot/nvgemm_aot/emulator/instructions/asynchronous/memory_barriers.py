@@ -5,6 +5,7 @@ A state that an arrival returns holds the phase and the arrivals that were pendi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import Value
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
+from ...machine.ordering import Clock
 from ...machine.scheduler import YIELD, Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
@@ -27,6 +29,8 @@ from ..shared_addresses import (
     shared_address,
 )
 from ..values import destination, read
+from .late_effects import later
+from .thread_copies import copy_queue
 
 COUNT_LIMIT = (1 << 20) - 1
 """Arrivals that a barrier may expect (PTX ISA, "Size and alignment of mbarrier object")."""
@@ -304,7 +308,7 @@ def _pending_count(qualifiers: Qualifiers, instruction: Instruction, program: Pr
 
 @decodes("cp.async.mbarrier.arrive")
 def _arrive_behind_copies(instruction: Instruction, program: Program) -> Step:
-    """Decodes the arrival of a thread's ``cp.async`` copies, all of which were made at once."""
+    """Decodes the arrival that follows the ``cp.async`` copies which a thread made before."""
     qualifiers = Qualifiers(instruction)
     for name in ("async", "mbarrier", "arrive"):
         qualifiers.one_of(name)
@@ -320,11 +324,17 @@ def _arrive_behind_copies(instruction: Instruction, program: Program) -> Step:
         clock = grid.ordering.release(warp)
         for lane in active_lanes(mask):
             block, offset = locate_own(warp, place(warp, lane))
-            barrier = block.barrier_at(offset)
-            barrier.pending += not counted
-            grid.progress += barrier.arrive(grid.ordering, clock)
+            block.barrier_at(offset).pending += not counted
+            grid.ordering.use_barrier(warp, block, offset)
+            arrive = functools.partial(_arrive_later, block, offset, clock)
+            later(warp, instruction, copy_queue(warp), arrive)
 
     return step
+
+
+def _arrive_later(block: Block, offset: int, clock: Clock) -> None:
+    grid = block.cluster.grid
+    grid.progress += block.barrier_at(offset).arrive(grid.ordering, clock)
 
 
 _DECODERS: dict[str, Callable[[Qualifiers, Instruction, Program], Step]] = {

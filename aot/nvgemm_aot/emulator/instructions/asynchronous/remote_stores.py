@@ -132,6 +132,7 @@ def _send(warp: Warp, instruction: Instruction, sent: _Sent) -> None:
     grid, block, offset = warp.block.cluster.grid, sent.block, sent.offset
     size = len(sent.data)
     started = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, sent.barrier_offset, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")
