@@ -54,7 +54,8 @@ def outcomes(
     )
     assert swapped != task.ptx
     tasks = {
-        "right": task,
+        "right": replace(task, seeds=(0, 1)),
+        "repeated": replace(task, seeds=(1,), ptx=f"{task.ptx}\n"),
         "wrong": replace(task, ptx=swapped),
         "unknown": replace(task, ptx=task.ptx.replace("tcgen05.mma", "tcgen05.mad")),
         "other target": replace(task, ptx=task.ptx.replace("sm_100f", "sm_80")),
@@ -66,10 +67,23 @@ def outcomes(
 
 def test_a_right_kernel_is_right_at_every_size(outcomes: dict[str, Outcome]) -> None:
     task, report = outcomes["right"]
-    assert [run.reason for run in report.runs] == [None] * len(task.problems)
+    assert [run.reason for run in report.runs] == [None] * 2 * len(task.problems)
     assert all(run.launches == 1 and run.warp_instructions > 0 for run in report.runs)
     assert 0.5 < report.share_run <= 1
     assert len(report.idle) < report.instructions
+
+
+def test_a_run_is_repeated_by_its_seed(outcomes: dict[str, Outcome]) -> None:
+    first, again = (
+        [
+            (run.problem, run.operands, run.warp_instructions)
+            for run in outcomes[name][1].runs
+            if run.seed == 1
+        ]
+        for name in ("right", "repeated")
+    )
+    assert first == again
+    assert len(again) == 4
 
 
 def test_a_planted_fault_makes_results_wrong(outcomes: dict[str, Outcome]) -> None:

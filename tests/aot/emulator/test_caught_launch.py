@@ -10,8 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from handwritten_kernels import module
 from nvgemm_aot.emulator.driver import runtime_archive
 from nvgemm_aot.emulator.driver.caught_launch import (
     CaughtLaunch,
@@ -21,9 +23,13 @@ from nvgemm_aot.emulator.driver.caught_launch import (
 )
 from nvgemm_aot.emulator.driver.runtime_archive import link_archive
 from nvgemm_aot.emulator.driver.stand_in import LIBRARY
-from nvgemm_aot.emulator.emulation_errors import EmulationError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError
+from nvgemm_aot.emulator.machine.global_memory import Region
+from nvgemm_aot.emulator.machine.launch import Schedule
+from nvgemm_aot.emulator.ptx.parser import parse
 from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
 from nvgemm_aot.emulator.session.launch_limits import check_limits, cubin_of, static_shared_bytes
+from nvgemm_aot.emulator.session.ptx_runner import PtxRunner
 from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_aot.verify.device.cubin import read_cubins
@@ -168,3 +174,27 @@ def test_names_functions_that_the_stand_in_lacks(tmp_path: Path) -> None:
     subprocess.run([*c_compiler(), "-shared", "-o", empty, "-x", "c", "/dev/null"], check=True)
     with pytest.raises(ToolchainError, match=r"(?s)cannot link .*cuda[A-Z].* the command was: "):
         link_archive("cu13", empty, tmp_path)
+
+
+def test_blocks_of_a_cooperative_launch_can_wait_for_each_other() -> None:
+    body = (
+        "ld.param.u64 %d1, [a0]; mov.u32 %r0, %nctaid.x; red.release.gpu.global.add.u32 [%d1], 1;"
+        "MORE: ld.acquire.gpu.global.u32 %r1, [%d1]; setp.lt.u32 %p0, %r1, %r0; @%p0 bra MORE;"
+    )
+    program = parse(module(body, ".param .u64 a0"))
+    count = np.zeros(1, np.uint32)
+    region = Region(address=count.ctypes.data, data=count.view(np.uint8), name="count")
+    value = ctypes.c_uint64(count.ctypes.data)
+    plain = replace(
+        HandedOver((2, (0,))).read(),
+        grid=(8, 1, 1),
+        block=(1, 1, 1),
+        parameters=(ctypes.c_void_p * 1)(ctypes.addressof(value)),
+    )
+    runner = PtxRunner(lambda cubin, kernel: program, Schedule(resident=2))
+    [cubin] = read_cubins(b"\0" + CUBIN)
+    runner(replace(plain, is_cooperative=True), cubin, (region,))
+    assert count[0] == 8
+    count[0] = 0
+    with pytest.raises(DeadlockError):
+        runner(plain, cubin, (region,))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...verify.device.cubin import Cubin
 from ..driver.caught_launch import CaughtLaunch
@@ -20,7 +22,8 @@ class PtxRunner:
     """Interprets launches, for `nvgemm_aot.emulator.session.emulated_device.start`.
 
     Attributes:
-        schedule: Order in which warps run, for launches from now on.
+        schedule: Order in which warps run, for launches from now on. All blocks of a cooperative
+            launch are resident.
     """
 
     def __init__(self, programs: Programs, schedule: Schedule | None = None) -> None:
@@ -36,9 +39,11 @@ class PtxRunner:
             EmulationError: If the kernel does what it must not do.
         """
         program = self._programs(cubin, launch.kernel)
-        return execute(
-            program, emulated_launch(launch, program), GlobalMemory(regions), self.schedule
-        )
+        schedule = self.schedule
+        if launch.is_cooperative:
+            clusters = math.prod(launch.grid) // math.prod(launch.cluster)
+            schedule = replace(schedule, resident=clusters)
+        return execute(program, emulated_launch(launch, program), GlobalMemory(regions), schedule)
 
 
 def emulated_launch(caught: CaughtLaunch, program: Program) -> Launch:
