@@ -21,9 +21,11 @@ Programs = Callable[[Cubin, str], Program]
 class PtxRunner:
     """Interprets launches, for `nvgemm_aot.emulator.session.emulated_device.start`.
 
+    All blocks of a cooperative launch are resident. Odd seeds form the preferred clusters of
+    launches that name them, where a GPU may form either.
+
     Attributes:
-        schedule: Order in which warps run, for launches from now on. All blocks of a cooperative
-            launch are resident.
+        schedule: Order in which warps run, for launches from now on.
     """
 
     def __init__(self, programs: Programs, schedule: Schedule | None = None) -> None:
@@ -43,7 +45,10 @@ class PtxRunner:
         if launch.is_cooperative:
             clusters = math.prod(launch.grid) // math.prod(launch.cluster)
             schedule = replace(schedule, resident=clusters)
-        return execute(program, emulated_launch(launch, program), GlobalMemory(regions), schedule)
+        laid_out = emulated_launch(launch, program)
+        if launch.preferred_cluster is not None and schedule.seed % 2:
+            laid_out = replace(laid_out, cluster=launch.preferred_cluster)
+        return execute(program, laid_out, GlobalMemory(regions), schedule)
 
 
 def emulated_launch(caught: CaughtLaunch, program: Program) -> Launch:
