@@ -5,7 +5,6 @@ The lanes of a warp follow each other in an order that the schedule draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..ptx.program import Instruction, Program
 from ..ptx.ptx_operands import Address, Operand, Register, Sink, Vector
 from .asynchronous.reductions import reduce
 from .decoders import Qualifiers, decodes
-from .shared_addresses import active_lanes, locate, locate_own
+from .shared_addresses import Locator, active_lanes, locate, locate_own
 from .values import BITS, address, read
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -233,9 +232,7 @@ def _place(warp: Warp, where: int, atomic: _Atomic) -> tuple[Bytes, bool]:
     return region.data[where - region.address :][:size], False
 
 
-def _shared_place(
-    warp: Warp, where: int, size: int, located: Callable[[Warp, int], tuple[Block, int]]
-) -> Bytes:
+def _shared_place(warp: Warp, where: int, size: int, located: Locator) -> Bytes:
     block, offset = located(warp, where)
     return atomic_bytes(warp, block, offset, size)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from ..emulation_errors import MemoryAccessError
 from ..machine.accesses import check_running
@@ -54,6 +55,10 @@ def shared_address(
     )
     lanes = address(operand, "u64" if wide else "u32", instruction, program)
     return AddressOf(lanes, generic=generic)
+
+
+Locator: TypeAlias = Callable[[Warp, int], tuple[Block, int]]
+"""Returns the block that an address names, and the byte offset there."""
 
 
 def locate(warp: Warp, place: int) -> tuple[Block, int]:

@@ -14,7 +14,7 @@ from ...machine.ordering import Offsets, Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ..decoders import Qualifiers, decodes
-from ..shared_addresses import active_lanes, locate, shared_address
+from ..shared_addresses import Locator, active_lanes, locate, locate_own, shared_address
 from ..values import address, read
 from .bulk_groups import add_to_group
 from .late_effects import check_running, complete_at_barrier, later
@@ -65,7 +65,8 @@ def _copy(instruction: Instruction, program: Program) -> Step:
     if space == "shared::cluster" and qualifiers.flag("shared::cta"):
         return _send(qualifiers, instruction, program, reduces=False)
     qualifiers.one_of("global")
-    return _load(qualifiers, instruction, program)
+    located = locate_own if space == "shared::cta" else locate
+    return _load(qualifiers, instruction, program, located)
 
 
 @decodes("cp.reduce.async.bulk")
@@ -128,7 +129,9 @@ def _span(offset: int) -> Offsets:
     return np.array([offset], np.int64)
 
 
-def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program) -> Step:
+def _load(
+    qualifiers: Qualifiers, instruction: Instruction, program: Program, located: Locator
+) -> Step:
     qualifiers.one_of("mbarrier::complete_tx::bytes")
     multicast = qualifiers.flag("multicast::cluster")
     hinted = qualifiers.flag("L2::cache_hint")
@@ -144,8 +147,8 @@ def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program) ->
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
-            waiter, waiter_offset = locate(warp, signal(warp, lane))
+            block, offset = located(warp, place(warp, lane))
+            waiter, waiter_offset = located(warp, signal(warp, lane))
             first, count = int(origin(warp)[lane]), int(size(warp)[lane])
             _check_alignment(offset, first, count)
             if block is not waiter:
