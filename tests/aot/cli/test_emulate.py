@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nvgemm_aot.cli.emulate.emulation_rows import emulation_document, emulation_text
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.emulator.checking.child_processes import check_kernels, code_digest
-from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask
+from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask, Verdict
 from nvgemm_aot.emulator.checking.manifest_tasks import manifest_kernels, prepare
 from nvgemm_aot.pipeline.pipeline import BuildResult
 from nvgemm_aot.storage.build_cache import Cache
@@ -111,6 +111,15 @@ def test_a_row_says_what_was_emulated_and_each_fault(outcomes: dict[str, Outcome
     assert text.endswith(
         "1 of 2 kernels right: PTX executed functionally on a CPU; not run on a GPU"
     )
+
+
+def test_the_last_line_counts_suspects(outcomes: dict[str, Outcome]) -> None:
+    task, report = outcomes["right"]
+    first = replace(report.runs[0], verdict=Verdict.SUSPECT, reason="reads what nobody wrote")
+    suspect = replace(report, runs=(first, *report.runs[1:]))
+    text = emulation_text(emulation_document([(task, report), (task, suspect)], ()))
+    assert "suspect: " in text
+    assert "2 of 2 kernels right, 1 of them suspect: PTX executed" in text
 
 
 def test_kernels_of_equal_ptx_but_for_the_target_are_the_same(
