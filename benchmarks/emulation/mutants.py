@@ -68,7 +68,7 @@ def _schedules(kernel: RecordedKernel) -> list[Schedule]:
 
 
 def is_synchronisation(instruction: Instruction) -> bool:
-    """Whether an instruction orders others and computes nothing."""
+    """Tells if an instruction orders others and computes nothing."""
     names = instruction.qualifiers
     if instruction.opcode in ("fence", "membar", "bar", "barrier"):
         return True

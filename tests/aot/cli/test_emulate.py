@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from nvgemm_aot.cli.emulate.emulation_rows import emulation_document, emulation_text
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.emulator.checking.child_processes import check_kernels, code_digest
-from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask
+from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask, Verdict
 from nvgemm_aot.emulator.checking.manifest_tasks import manifest_kernels, prepare
 from nvgemm_aot.pipeline.pipeline import BuildResult
 from nvgemm_aot.storage.build_cache import Cache
@@ -54,7 +54,8 @@ def outcomes(
     )
     assert swapped != task.ptx
     tasks = {
-        "right": task,
+        "right": replace(task, seeds=(0, 1)),
+        "repeated": replace(task, seeds=(1,), ptx=f"{task.ptx}\n"),
         "wrong": replace(task, ptx=swapped),
         "unknown": replace(task, ptx=task.ptx.replace("tcgen05.mma", "tcgen05.mad")),
         "other target": replace(task, ptx=task.ptx.replace("sm_100f", "sm_80")),
@@ -66,10 +67,23 @@ def outcomes(
 
 def test_a_right_kernel_is_right_at_every_size(outcomes: dict[str, Outcome]) -> None:
     task, report = outcomes["right"]
-    assert [run.reason for run in report.runs] == [None] * len(task.problems)
+    assert [run.reason for run in report.runs] == [None] * 2 * len(task.problems)
     assert all(run.launches == 1 and run.warp_instructions > 0 for run in report.runs)
     assert 0.5 < report.share_run <= 1
     assert len(report.idle) < report.instructions
+
+
+def test_a_run_is_repeated_by_its_seed(outcomes: dict[str, Outcome]) -> None:
+    first, again = (
+        [
+            (run.problem, run.operands, run.warp_instructions)
+            for run in outcomes[name][1].runs
+            if run.seed == 1
+        ]
+        for name in ("right", "repeated")
+    )
+    assert first == again
+    assert len(again) == 4
 
 
 def test_a_planted_fault_makes_results_wrong(outcomes: dict[str, Outcome]) -> None:
@@ -97,6 +111,15 @@ def test_a_row_says_what_was_emulated_and_each_fault(outcomes: dict[str, Outcome
     assert text.endswith(
         "1 of 2 kernels right: PTX executed functionally on a CPU; not run on a GPU"
     )
+
+
+def test_the_last_line_counts_suspects(outcomes: dict[str, Outcome]) -> None:
+    task, report = outcomes["right"]
+    first = replace(report.runs[0], verdict=Verdict.SUSPECT, reason="reads what nobody wrote")
+    suspect = replace(report, runs=(first, *report.runs[1:]))
+    text = emulation_text(emulation_document([(task, report), (task, suspect)], ()))
+    assert "suspect: " in text
+    assert "2 of 2 kernels right, 1 of them suspect: PTX executed" in text
 
 
 def test_kernels_of_equal_ptx_but_for_the_target_are_the_same(

@@ -55,6 +55,16 @@ def test_lanes_meet_at_one_address(operation, before, after, space):
     assert data[0] == after
 
 
+def test_sums_keep_subnormals_in_shared_memory_alone():
+    for kind in ("red.global", "red"):
+        data = filled(5)
+        atomic(f"setp.eq.u32 %p1, %r1, 3; @%p1 {kind}.add.f32 [%d1], %r1;", data)
+        assert data[0] == 0
+    text = "mov.b32 %r3, 5; st.shared.b32 [%r2], %r3; setp.eq.u32 %p1, %r1, 3;"
+    text += "@%p1 red.shared.add.f32 [%r2], %r1; ld.shared.b32 %r3, [%r2];"
+    assert atomic(f"{text} st.global.b32 [%d1], %r3;", filled(0))[0] == 8
+
+
 def test_returns_what_was_there_in_an_order_of_the_seed():
     orders = set()
     for seed in range(3):

@@ -79,3 +79,30 @@ def test_rejects(old, new, error, message):
     body = (BEGIN + WAIT + STORE + END).replace(old, new)
     with pytest.raises(error, match=message):
         run(body, **operands())
+
+
+@pytest.mark.parametrize("kind", ["inc.u64", "add.s64", "add.f16", "min.noftz.u32", "and.f32"])
+def test_knows_the_reductions_that_ptxas_knows(kind):
+    store = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{kind} [%d2], [smem+256], 256;"
+    with pytest.raises(UnsupportedPtxError, match="qualifier"):
+        run(BEGIN + WAIT + store + END, **operands())
+
+
+def test_shared_memory_is_reduced_by_integers_only():
+    send = "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.f32"
+    with pytest.raises(UnsupportedPtxError, match=r"qualifier \.f32"):
+        run(f"{send} [smem+512], [smem+256], 256, [smem];")
+
+
+@pytest.mark.parametrize("tensor", ["[%d1], 16", "[%d1, {0}]"])
+def test_another_blocks_memory_needs_the_cluster_s_state_space(tensor):
+    copy = (
+        "cp.async.bulk.shared::cta.global"
+        if "{" not in tensor
+        else ("cp.async.bulk.tensor.1d.shared::cta.global")
+    )
+    body = "mov.u32 %r1, smem; mapa.shared::cluster.u32 %r2, %r1, 1; ld.param.u64 %d1, [a0];"
+    body += f"{copy}.mbarrier::complete_tx::bytes [%r2+1024], {tensor}, [%r2];"
+    data = aligned(64)
+    with pytest.raises(MemoryAccessError, match="must be of the warp's own block"):
+        run(body, tensors={"a": data}, pointers=[data], threads=1, cluster=2)

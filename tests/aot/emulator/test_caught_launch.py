@@ -10,8 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from handwritten_kernels import module
 from nvgemm_aot.emulator.driver import runtime_archive
 from nvgemm_aot.emulator.driver.caught_launch import (
     CaughtLaunch,
@@ -21,9 +23,13 @@ from nvgemm_aot.emulator.driver.caught_launch import (
 )
 from nvgemm_aot.emulator.driver.runtime_archive import link_archive
 from nvgemm_aot.emulator.driver.stand_in import LIBRARY
-from nvgemm_aot.emulator.emulation_errors import EmulationError
+from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError
+from nvgemm_aot.emulator.machine.global_memory import Region
+from nvgemm_aot.emulator.machine.launch import Schedule
+from nvgemm_aot.emulator.ptx.parser import parse
 from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
 from nvgemm_aot.emulator.session.launch_limits import check_limits, cubin_of, static_shared_bytes
+from nvgemm_aot.emulator.session.ptx_runner import PtxRunner
 from nvgemm_aot.pipeline.linker import c_compiler
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_aot.verify.device.cubin import read_cubins
@@ -110,6 +116,13 @@ def test_refuses_what_is_not_device_code() -> None:
         ({"most_shared_bytes": 232449}, "232449 bytes of shared memory on B200, at most 232448"),
         ({"shared_bytes": 232449}, "bytes of shared memory that it allows, at most 232448"),
         ({"grid": (6, 3, 2)}, "6 blocks along x, must be a positive multiple of the cluster's 4"),
+        (
+            {"preferred_cluster": (3, 1, 1)},
+            "preferred cluster of 3 blocks along x, must divide the grid's 8 and be a multiple of "
+            "the cluster's 4",
+        ),
+        ({"preferred_cluster": (4, 2, 1)}, "preferred cluster of 2 blocks along y"),
+        ({"preferred_cluster": (8, 3, 1)}, "24 blocks in a cluster, at most 16"),
         ({"grid": (8, 0, 2)}, "0 blocks along y, must be a positive multiple of the cluster's 1"),
     ],
 )
@@ -168,3 +181,44 @@ def test_names_functions_that_the_stand_in_lacks(tmp_path: Path) -> None:
     subprocess.run([*c_compiler(), "-shared", "-o", empty, "-x", "c", "/dev/null"], check=True)
     with pytest.raises(ToolchainError, match=r"(?s)cannot link .*cuda[A-Z].* the command was: "):
         link_archive("cu13", empty, tmp_path)
+
+
+class Counting:
+    """A kernel with a pointer to a count in ``%d1``, launched with that pointer."""
+
+    def __init__(self, body: str, *attributes: tuple[int, tuple[int, ...]]) -> None:
+        self.program = parse(module("ld.param.u64 %d1, [a0];" + body, ".param .u64 a0"))
+        self.count = np.zeros(2, np.uint32)
+        self._pointer = ctypes.c_uint64(self.count.ctypes.data)
+        self.launch = replace(
+            HandedOver(*attributes).read(),
+            grid=(8, 1, 1),
+            block=(1, 1, 1),
+            parameters=(ctypes.c_void_p * 1)(ctypes.addressof(self._pointer)),
+        )
+
+    def run(self, schedule: Schedule, **changes: Any) -> int:
+        """Launches it; returns the count."""
+        self.count[:] = 0
+        data = self.count.view(np.uint8)
+        region = Region(address=self.count.ctypes.data, data=data, name="count")
+        [cubin] = read_cubins(b"\0" + CUBIN)
+        runner = PtxRunner(lambda cubin, kernel: self.program, schedule)
+        runner(replace(self.launch, **changes), cubin, (region,))
+        return int(self.count[0])
+
+
+def test_blocks_of_a_cooperative_launch_can_wait_for_each_other() -> None:
+    kernel = Counting(
+        "mov.u32 %r0, %nctaid.x; red.release.gpu.global.add.u32 [%d1], 1;"
+        "MORE: ld.acquire.gpu.global.u32 %r1, [%d1]; setp.lt.u32 %p0, %r1, %r0; @%p0 bra MORE;"
+    )
+    assert kernel.run(Schedule(resident=2), is_cooperative=True) == 8
+    with pytest.raises(DeadlockError):
+        kernel.run(Schedule(resident=2, limit=20_000))
+
+
+def test_odd_seeds_form_preferred_clusters() -> None:
+    body = "mov.u32 %r0, %cluster_nctarank; red.global.add.u32 [%d1], %r0;"
+    kernel = Counting(body, (4, (2, 1, 1)), (11, (4, 1, 1)))
+    assert [kernel.run(Schedule(seed=seed)) for seed in range(3)] == [16, 32, 16]

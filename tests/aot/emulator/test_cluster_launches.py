@@ -69,3 +69,10 @@ def test_rejects(old, new, error, message):
             threads=1,
             clusters=9,
         )
+
+
+def test_nobody_asks_again_after_reading_that_no_cluster_is_left():
+    counts = aligned(1, np.uint32)
+    again = BODY.replace("@%p1 bra NEXT;", "mov.u32 %r1, 0; bra NEXT;")
+    with pytest.raises(EmulationError, match="there was none to cancel"):
+        run(again, tensors={"c": counts}, pointers=[counts], threads=1)

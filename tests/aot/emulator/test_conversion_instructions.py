@@ -184,6 +184,18 @@ def test_f64_is_rounded_once_to_narrower_types() -> None:
     assert evaluate("cvt.rz.f32.f64 {0}, {1};", np.uint32, bits).view(F32)[2] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("rz", (256, -256)), ("rm", (256, -258)), ("rp", (258, -256)), ("rn", (256, -256))],
+)
+@pytest.mark.parametrize("of", ["s32", "s64", "f64"])
+def test_bf16_is_rounded_in_every_mode(of: str, mode: str, expected: tuple[int, int]) -> None:
+    dtype = {"s32": np.int32, "s64": np.int64, "f64": np.float64}[of]
+    found = evaluate(f"cvt.{mode}.bf16.{of} {{0}}, {{1}};", np.uint16, np.array([257, -257], dtype))
+    wide = (found[:2].astype(np.uint32) << 16).view(F32)
+    assert tuple(wide.tolist()) == expected
+
+
 def test_saturation_and_flushing() -> None:
     values = np.array([-1.0, 0.5, 2.0, math.nan, 1e-40], F32).view(np.uint32)
     found = evaluate("cvt.sat.f32.f32 {0}, {1};", np.uint32, values).view(F32)

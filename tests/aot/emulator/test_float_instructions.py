@@ -257,6 +257,14 @@ def test_ftz_makes_subnormals_zero_with_their_sign() -> None:
     assert single("mul.f32 {0}, {1}, {2};", tiny, least)[2] == 2.0**-127
 
 
+@pytest.mark.parametrize(("name", "power"), [("rcp", 1), ("rsqrt", 2)])
+def test_ftz_keeps_the_normal_numbers_of_f64(name: str, power: int) -> None:
+    found = evaluate(
+        f"{name}.approx.ftz.f64 {{0}}, {{1}};", np.float64, np.array([2.0**-200, 1e-310])
+    )
+    assert found[:2].tolist() == [2.0 ** (200 // power), math.inf]
+
+
 def test_saturation_and_relu() -> None:
     values = bits(-1.0, 0.25, 2.0, math.nan, -math.inf, math.inf)
     one = bits(*[1.0] * 6)

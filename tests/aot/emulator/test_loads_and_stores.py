@@ -103,6 +103,11 @@ def test_the_last_lane_wins_a_place() -> None:
         ("ld.shared.v2.b64 {%d5, %d6}, [%r9+256];", "reads bytes 256 to 271"),
         ("mapa.shared::cluster.u32 %r1, %r9, 1; ld.shared::cluster.b32 %r2, [%r1];",
          "of block 1 of a cluster of 1"),
+        ("mapa.shared::cluster.u32 %r1, %r9, 1; ld.shared.b32 %r2, [%r1];",
+         r"is of block 1 of the cluster, must be of the warp's own block 0"),
+        ("cvt.u64.u32 %d5, %r9; cvta.shared.u64 %d5, %d5; st.shared.b32 [%d5], %r1;",
+         "must be of the warp's own block"),
+        ("ldmatrix.sync.aligned.m8n8.x1.b16 {%r1}, [%d0];", "generic address 0x"),
         ("ld.param.b32 %r1, [a1+8];", "reads bytes 16 to 19 of the parameters"),
         ("mov.b64 %d5, a0; st.b32 [%d5], %r1;", "writes parameters"),
     ],
@@ -161,6 +166,16 @@ def test_blocks_of_a_cluster_share_memory() -> None:
     assert out.view(np.uint32).tolist() == [1000 + lane for lane in range(32)]
 
 
+def test_shared_memory_of_a_block_that_has_ended_is_gone() -> None:
+    body = (
+        "mov.u32 %r1, %cluster_ctarank; setp.eq.b32 %p0, %r1, 1; @%p0 ret; mov.b32 %r9, smem;"
+        "mov.b32 %r2, 0; COUNT: add.u32 %r2, %r2, 1; setp.lt.u32 %p1, %r2, 500; @%p1 bra COUNT;"
+        "mapa.shared::cluster.u32 %r3, %r9, 1; st.shared::cluster.b32 [%r3], %r2;"
+    )
+    with pytest.raises(EmulationError, match=r"block \(1, 0, 0\), which has ended"):
+        run(body, cluster=2)
+
+
 @pytest.mark.parametrize(
     ("mode", "by", "clamp", "expected"),
     [
@@ -181,6 +196,16 @@ def test_shuffles(mode: str, by: int, clamp: int, expected: object) -> None:
     by_lane = np.full(32, by, np.uint32)
     text = f"shfl.sync.{mode}.b32 {{0}}, {{1}}, {{2}}, {clamp}, -1;"
     assert evaluate(text, np.uint32, LANES, by_lane).tolist() == wanted
+
+
+def test_shuffles_from_lanes_that_are_elsewhere_give_no_value() -> None:
+    _, result = copied(
+        "setp.lt.u32 %p1, %r0, 16; mov.b32 %r1, 7; @!%p1 bra JOIN;"
+        "shfl.sync.down.b32 %r1, %r0, 8, 31, 0xFFFF; JOIN: mul.wide.u32 %d2, %r0, 4;"
+        "add.s64 %d1, %d1, %d2; st.global.b32 [%d1], %r1;"
+    )
+    found = result.view(np.uint32)[:32].tolist()
+    assert found == [*range(8, 16), *[0x7FC00000] * 8, *[7] * 16]
 
 
 def test_shuffles_say_which_lanes_are_in_range() -> None:
@@ -255,12 +280,15 @@ def test_matrices_load_as_fragments(trans: str) -> None:
                 assert found[lane, tile, half] == tiles[tile, row, column]
 
 
+@pytest.mark.parametrize("place", [".shared.b16", ".shared::cta.b16", ".b16"])
 @pytest.mark.parametrize("trans", ["", ".trans"])
-def test_matrices_are_stored_as_they_were_loaded(trans: str) -> None:
+def test_matrices_are_stored_as_they_were_loaded(trans: str, place: str) -> None:
+    where = "%d7" if place == ".b16" else "%r8"
     source, result = matrices(
-        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r11, %r12, %r13, %r14}}, [%r8];"
+        "cvt.u64.u32 %d7, %r8; cvta.shared.u64 %d7, %d7;"
+        f"ldmatrix.sync.aligned.m8n8.x4{trans}{place} {{%r11, %r12, %r13, %r14}}, [{where}];"
         "bar.sync 0; mov.b32 %r20, 0; st.shared.v4.b32 [%r8], {%r20, %r20, %r20, %r20};"
-        f"bar.sync 0; stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r8], "
+        f"bar.sync 0; stmatrix.sync.aligned.m8n8.x4{trans}{place} [{where}], "
         "{%r11, %r12, %r13, %r14};"
     )
     assert np.array_equal(source, result)
@@ -292,6 +320,40 @@ def test_unbulky_copies_fill_with_zeros() -> None:
     for lane in range(32):
         wanted[lane, lane & 15 :] = 0
     assert np.array_equal(result.reshape(32, 16), wanted)
+
+
+COPY = (
+    "mul.wide.u32 %d2, %r0, 4; add.s64 %d0, %d0, %d2; add.s64 %d1, %d1, %d2;"
+    "mad.lo.u32 %r8, %r0, 4, %r9; cp.async.ca.shared.global [%r8], [%d0], 4;{}"
+    "ld.shared.b32 %r1, [%r8]; st.global.b32 [%d1], %r1;"
+)
+
+
+@pytest.mark.parametrize(
+    ("waits", "enough"),
+    [
+        ("", False),
+        ("cp.async.commit_group;", False),
+        ("cp.async.wait_group 0;", False),
+        ("cp.async.commit_group; cp.async.wait_group 1;", False),
+        ("cp.async.commit_group; cp.async.wait_group 0;", True),
+        ("cp.async.commit_group; cp.async.commit_group; cp.async.wait_group 1;", True),
+        ("cp.async.wait_all;", True),
+    ],
+)
+def test_unbulky_copies_must_be_waited_for(waits: str, enough: bool) -> None:
+    source, result = copied(COPY.format(waits), delay=50)
+    assert np.array_equal(result[:128], source[:128] if enough else np.full(128, 0xFF))
+
+
+def test_unbulky_copies_come_before_their_arrival_at_a_barrier() -> None:
+    barrier = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared.b64 [%r9+128], 32; bar.sync 0;"
+    wait = (
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r9+128];"
+        "AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%r9+128], 0; @!%p2 bra AGAIN;"
+    )
+    source, result = copied(barrier + COPY.format(wait), delay=20)
+    assert np.array_equal(result[:128], source[:128])
 
 
 def test_member_masks_must_name_the_lanes_that_are_there() -> None:

@@ -80,6 +80,26 @@ def test_remote_arrivals_reach_the_other_block():
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r3], 1;",
+        "mbarrier.test_wait.parity.shared.b64 %p1, [%r3], 1;",
+        "mbarrier.arrive.shared::cta.b64 _, [%r3];",
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r3], 16;",
+        "mbarrier.init.shared.b64 [%r3+8], 1;",
+        "mbarrier.inval.shared.b64 [%r3];",
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [%r3];",
+    ],
+)
+def test_another_blocks_barrier_needs_the_cluster_s_state_space(text):
+    meet = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    peer = "mov.u32 %r1, %cluster_ctarank; xor.b32 %r1, %r1, 1; mov.u32 %r2, smem;"
+    peer += "mapa.shared::cluster.u32 %r3, %r2, %r1;"
+    with pytest.raises(MemoryAccessError, match="must be of the warp's own block"):
+        run(INIT + meet + peer + text + meet, threads=1, cluster=2)
+
+
 def test_invalidated_barriers_free_their_bytes():
     run(
         INIT + "mbarrier.inval.shared.b64 [smem];\nst.shared.b64 [smem], 7;\n"

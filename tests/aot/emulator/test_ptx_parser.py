@@ -123,6 +123,18 @@ def test_names_in_braces_hide_outer_ones() -> None:
     assert inner.operands[0].number != outer.operands[0].number
 
 
+def test_lines_of_the_source_hide_no_instruction() -> None:
+    text = module(
+        "mov.b32 %r0, 1;\n.loc 1 5 3\nmov.b32 %r1, 2;\n"
+        ".loc 1 7 3, function_name $L__info_string0, inlined_at 1 2 3\nmov.b32 %r2, 3;"
+    )
+    text += '.file 1 "/home/someone//kernel.py"\n.section .debug_str\n{\n.b8 65, 0\n}\n'
+    program = parse(text)
+    names = [each.operands[0] for each in program.instructions[:3]]
+    assert [each.name for each in names if isinstance(each, Register)] == ["%r0", "%r1", "%r2"]
+    assert [each.line for each in program.instructions[:3]] == [13, 15, 17]
+
+
 def test_comments_keep_line_numbers() -> None:
     program = parse(module("/* one\ntwo */ mov.b32 %r0, 1; // three\nmov.b32 %r1, 1;"))
     assert [each.line for each in program.instructions[:2]] == [14, 15]

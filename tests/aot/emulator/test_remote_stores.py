@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run
-from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.emulation_errors import (
+    DeadlockError,
+    EmulationError,
+    MemoryAccessError,
+    UnsupportedPtxError,
+)
 
 BEGIN = """
 ld.param.b64 %d1, [a0]; mov.u32 %r0, %tid.x; mov.u32 %r2, smem; add.s32 %r3, %r2, 1024;
@@ -84,3 +89,16 @@ def test_a_reduction_of_another_type_is_not_known():
     reduce = "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.min.u64"
     with pytest.raises(UnsupportedPtxError, match=re.escape("qualifier .u64")):
         exchange(f"{reduce} [%r6], %d1, [%r7];")
+
+
+def test_addresses_without_a_state_space_are_generic():
+    generic = "".join(
+        f"cvt.u64.u32 %d{to}, %r{of}; cvta.shared.u64 %d{to}, %d{to};"
+        for to, of in ((10, 10), (7, 7))
+    )
+    store = STORE.replace(".shared::cluster", "").replace("[%r", "[%d")
+    out = exchange(EXPECT.format(128), MEET, FOUR, generic, store, WAIT, OUT, MEET, delay=4)
+    assert (out[0] == 1000 + np.arange(32)).all()
+    for wrong in (store.replace("[%d10]", "[%d1]"), STORE.replace("[%r10]", "[%d10]")):
+        with pytest.raises(MemoryAccessError, match="is not of shared memory"):
+            exchange(EXPECT.format(128), MEET, FOUR, generic, wrong, WAIT, OUT, MEET)

@@ -140,6 +140,8 @@ def test_scales_multiply_their_blocks(kind, qualifiers, block, powers, first):
         ("mxf4", ".block32", 1 << 23, "type of scales"),
         ("mxf4nvf4", ".block16", 1 << 15, "transposition"),
         ("mxf4nvf4", ".scale_vec::4X", 1 << 29, "4 scales from byte 1"),
+        ("mxf4nvf4", ".scale_vec::2X", 1 << 29, "2 scales from byte 1"),
+        ("mxf4nvf4", ".block32", 1 << 23, "ue4m3, must be ue8m0"),
         ("mxf4nvf4", ".block16", 3 << 27, "M is 256"),
         ("mxf4nvf4", "", 0, "scale_vec"),
         ("mxf4", ".block16", 0, "block16"),

@@ -180,6 +180,23 @@ def test_deadlock_of_a_cluster_barrier() -> None:
         )
 
 
+LATE = "mov.b32 %r1, 0; COUNT: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 500; @%p2 bra COUNT;"
+
+
+@pytest.mark.parametrize("late", ["", LATE])
+def test_barriers_do_not_wait_for_warps_that_have_ended(late: str) -> None:
+    others = f"setp.lt.u32 %p0, %r0, 32; @%p0 bra GO; {late} ret; GO: bar.sync 0; mov.b32 %r62, 1;"
+    assert lanes(others, threads=96) == [1] * 32 + [0] * 64
+    cluster = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    clustered = "mov.u32 %r63, %tid.x;" + others.replace("bar.sync 0;", cluster)
+    assert lanes(clustered, threads=64, cluster=2) == [1] * 32 + [0] * 32
+
+
+def test_arriving_twice_at_a_cluster_barrier_is_an_error() -> None:
+    with pytest.raises(EmulationError, match=r"arrives at the cluster's barrier again"):
+        run("barrier.cluster.arrive; barrier.cluster.arrive; barrier.cluster.wait;", cluster=2)
+
+
 def launched(body: str, schedule: Schedule, blocks: int = 1, threads: int = 32) -> Execution:
     out = aligned(blocks * threads, np.uint32)
     program = parse(module(BEGIN + body + STORE, ".param .u64 a0"))

@@ -10,7 +10,7 @@ GIVE_UP = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
 
 def test_columns_are_allocated_where_there_is_room():
     body = ALLOC.format(0, 256) + ALLOC.format(4, 128) + FREE.format(0, 256)
-    body += ALLOC.format(8, 256) + GIVE_UP + FREE.format(4, 128) + FREE.format(8, 256)
+    body += ALLOC.format(8, 128) + GIVE_UP + FREE.format(4, 128) + FREE.format(8, 128)
     run(body)
 
 
@@ -33,9 +33,30 @@ tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;
     run(body, threads=64)
 
 
+PAIR = (
+    "mov.u32 %r9, %cluster_ctarank; setp.eq.u32 %p1, %r9, 0; selp.b32 %r8, 64, {}, %p1;"
+    + "{} "
+    + ALLOC.format(0, "%r8").replace("::1", "::2")
+    + "{} "
+    + FREE.format(0, "%r8").replace("::1", "::2").replace("\n", "\n{} ", 1)
+)
+
+
+def test_blocks_of_a_pair_allocate_together():
+    run(PAIR.format(64, "", "", ""), cluster=2, delay=4)
+    with pytest.raises(EmulationError, match=r"of its pair allocates (32|64)"):
+        run(PAIR.format(32, "", "", ""), cluster=2)
+    with pytest.raises(EmulationError, match=r"block \(1, 0, 0\), which has ended"):
+        run(PAIR.format(64, "@%p1", "@%p1", "@%p1"), cluster=2)
+    waits = "@!%p1 bar.sync 1, 64;\n" + PAIR.format(64, "@%p1", "@%p1", "@%p1")
+    with pytest.raises(DeadlockError, match=r"waits for block \(1, 0, 0\) to allocate"):
+        run("mov.u32 %r9, %cluster_ctarank; setp.eq.u32 %p1, %r9, 0;" + waits, cluster=2)
+
+
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
+        (ALLOC.format(0, 32) + ALLOC.format(4, 64), EmulationError, "64 columns .* after 32"),
         (ALLOC.format(0, 64), EmulationError, "ends without freeing its tensor memory"),
         (ALLOC.format(0, 64) + FREE.format(0, 64) * 2, EmulationError, "allocated are none"),
         (ALLOC.format(0, 64) + FREE.format(0, 32), EmulationError, "frees 32 columns"),

@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 
 from handwritten_kernels import aligned, run, tensor_map
-from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, MemoryAccessError
+from nvgemm_aot.emulator.emulation_errors import (
+    DeadlockError,
+    EmulationError,
+    MemoryAccessError,
+    UnsupportedPtxError,
+)
 
 WAIT = """
 AGAIN:
@@ -177,6 +182,12 @@ def test_gathered_rows_have_their_own_coordinates():
     body = through(128, load, STORE.format(rank=2, at="{0, 0}"))
     run(body, tensors={"a": source, "c": result}, maps=maps, threads=1)
     assert result.reshape(4, 32)[:, 0].tolist() == [7, 2, 9, 2]
+
+
+def test_gathering_rows_needs_two_dimensions():
+    load = LOAD.format(rank=3, at="{0, 0, 0}").replace(".tile.", ".tile::gather4.")
+    with pytest.raises(UnsupportedPtxError, match="tile::gather4"):
+        run(load, maps=[bytes(128)])
 
 
 def plain(**changes):

@@ -4,6 +4,10 @@ import torch
 
 from handwritten_kernels import aligned, run, tensor_map
 from nvgemm_aot.emulator.emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
+from nvgemm_aot.emulator.instructions.tensor_cores.instruction_descriptor import (
+    Kind,
+    decode_instruction_descriptor,
+)
 from tensor_kernels import registers, run_with_tensor_memory, wait, whole
 
 A_PLACE, B_PLACE = 1024, 33 * 1024
@@ -110,6 +114,7 @@ def result_rows(cells, m):
 CASES = [
     ("bf16", "bf16", 128, 32, 128, 128, (0, 0)),
     ("f16", "f16", 64, 8, 128, 128, (0, 0)),
+    ("f16", "f16", 128, 24, 128, 128, (0, 0)),
     ("f16", "f16", 128, 64, 64, 64, (0, 0)),
     ("bf16", "bf16", 128, 16, 32, 32, (0, 0)),
     ("f16", "f16", 128, 16, 0, 0, (0, 0)),
@@ -151,11 +156,11 @@ def test_integers_multiply_to_32_bits(first, second):
     assert (cells[:, :32].view(np.int32) == a.values @ b.values.T).all()
 
 
-def simple(qualifiers="", descriptor=None, rest="", kind="f16", replace=()):
-    a = Matrix(128, 64, "bf16", 128, 0, A_PLACE, 1)
-    b = Matrix(32, 64, "bf16", 128, 0, B_PLACE, 2)
+def simple(qualifiers="", descriptor=None, rest="", kind="f16", replace=(), element="bf16"):
+    a = Matrix(128, 64, element, 128, 0, A_PLACE, 1)
+    b = Matrix(32, 64, element, 128, 0, B_PLACE, 2)
     if descriptor is None:
-        descriptor = word(128, 32, "bf16", "bf16")
+        descriptor = word(128, 32, element, element)
     body = multiply(a, b, kind, qualifiers, descriptor, 16, 4, rest)
     for old, new in replace:
         assert old in body, old
@@ -166,7 +171,7 @@ def simple(qualifiers="", descriptor=None, rest="", kind="f16", replace=()):
 
 def test_accumulators_can_have_16_bits_and_operands_be_negated():
     body, arguments, wanted = simple(
-        ".collector::a::fill", word(128, 32, "bf16", "bf16", d=0, extra=1 << 13)
+        ".collector::a::fill", word(128, 32, "f16", "f16", d=0, extra=1 << 13), element="f16"
     )
     (cells,) = run_with_tensor_memory(body, **arguments)
     assert (cells[:, :32].astype(np.uint16).view(np.float16) == -wanted).all()
@@ -195,6 +200,44 @@ def test_scaled_accumulator_is_divided_by_a_power_of_two():
         sums = sums / 2 + a[:, k : k + 16] @ b[:, k : k + 16].T
     assert (cells[:, :32].view(np.float32) == sums).all()
     assert (once != cells).any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocks", "n", "extra", "allowed"),
+    [
+        (Kind.F16, 1, 8, 0, True),
+        (Kind.F16, 2, 24, 0, False),
+        (Kind.I8, 1, 24, 2 << 4, True),
+        (Kind.I8, 1, 40, 2 << 4, False),
+        (Kind.I8, 2, 48, 2 << 4, False),
+        (Kind.I8, 2, 64, 2 << 4, True),
+        (Kind.F8F6F4, 1, 24, 0, True),
+        (Kind.F8F6F4, 1, 24, 1 << 16, False),
+        (Kind.F8F6F4, 2, 48, 1 << 16, False),
+        (Kind.F8F6F4, 2, 64, 1 << 16, True),
+        (Kind.F16, 1, 24, 1 << 16, True),
+    ],
+)
+def test_columns_are_those_of_the_kind_and_group(kind, blocks, n, extra, allowed):
+    descriptor = word(128, n, "f16", "f16", d=0 if kind is Kind.I8 else 1, extra=extra)
+    if allowed:
+        assert decode_instruction_descriptor(descriptor, kind, blocks).n == n
+    else:
+        with pytest.raises(EmulationError, match=f"N is {n}"):
+            decode_instruction_descriptor(descriptor, kind, blocks)
+
+
+@pytest.mark.parametrize(("element", "swizzle"), [("tf32", 128), ("bf16", "atoms")])
+def test_rejects_transposition_in_another_swizzling_mode(element, swizzle):
+    kind = KINDS[element]
+    a = Matrix(128, 64, element, 128, 0, A_PLACE, 1)
+    b = Matrix(32, 64, element, 128, 0, B_PLACE, 2)
+    body = multiply(a, b, kind, "", word(128, 32, element, element, transposed=(0, 1)), 8, 1)
+    if swizzle == "atoms":
+        layout = b.descriptor(0, 8)
+        body = body.replace(f"%d11, {layout}", f"%d11, {layout ^ (2 ^ 1) << 61}")
+    with pytest.raises(EmulationError, match=f"B of {element} is transposed with swizzling mode"):
+        run_with_tensor_memory(body, tensors={"a": a.bytes, "b": b.bytes}, maps=[a.map(), b.map()])
 
 
 def test_a_can_lie_in_tensor_memory():
@@ -232,7 +275,8 @@ def test_a_can_lie_in_tensor_memory():
         ({"replace": [("mma.cta", "mma.ws.cta")]}, UnsupportedPtxError, "ws"),
         ({"replace": [(", %p3;", ";")]}, UnsupportedPtxError, "operands"),
         ({"rest": "{%r30, %r31}, "}, UnsupportedPtxError, "2 lane masks"),
-        ({"descriptor": word(128, 24, "bf16", "bf16")}, EmulationError, "N is 24"),
+        ({"descriptor": word(128, 0, "bf16", "bf16")}, EmulationError, "N is 0"),
+        ({"descriptor": word(128, 32, "bf16", "bf16", d=0)}, EmulationError, "type of D is 0"),
         ({"descriptor": word(256, 32, "bf16", "bf16")}, EmulationError, "M is 256"),
         ({"descriptor": word(128, 32, "bf16", "tf32")}, EmulationError, "type of B is 2"),
         ({"descriptor": word(128, 32, "bf16", "bf16", d=2)}, EmulationError, "type of D is 2"),
@@ -254,6 +298,11 @@ def test_a_can_lie_in_tensor_memory():
             {"replace": [("kind::f16 [%r3]", "kind::f16 [%r3+1048576]")]},
             EmulationError,
             "begins at lane 16",
+        ),
+        (
+            {"replace": [("%d10, %d11", "[%r3+1048576], %d11")]},
+            EmulationError,
+            "A begins at lane 16 of tensor memory, must begin at 0",
         ),
         (
             {"replace": [(f"{COMMIT} [smem+24]", f"{COMMIT} [smem+16]")]},

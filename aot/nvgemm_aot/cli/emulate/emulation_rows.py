@@ -103,8 +103,12 @@ def emulation_text(document: dict[str, Any]) -> str:
         f"not compiled: {failure['operator']} for {failure['target']}: {failure['reason']}"
         for failure in document["not_compiled"]
     )
-    right = sum(kernel["verdict"] in ("right", "suspect") for kernel in kernels)
-    lines.append(f"{right} of {count_text(len(kernels), 'kernel')} right: {document['meaning']}")
+    suspect = sum(kernel["verdict"] == "suspect" for kernel in kernels)
+    right = suspect + sum(kernel["verdict"] == "right" for kernel in kernels)
+    among = f", {suspect} of them suspect" if suspect else ""
+    lines.append(
+        f"{right} of {count_text(len(kernels), 'kernel')} right{among}: {document['meaning']}"
+    )
     return "\n".join(lines)
 
 

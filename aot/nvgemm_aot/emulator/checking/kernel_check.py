@@ -38,7 +38,7 @@ _GUARD_BYTES = 256
 """Bytes in front of and behind each row of a result that a kernel must leave alone."""
 
 _DELAY = 6
-"""Rounds by which asynchronous effects are late at most, for all seeds but the first."""
+"""Rounds by which asynchronous effects are late at most, for all seeds but 0."""
 
 
 class Verdict(enum.Enum):
@@ -170,9 +170,9 @@ def check_kernel(task: KernelTask) -> KernelReport:
     counts = [0] * len(program.instructions)
     runs = []
     for problem in task.problems:
-        for number, seed in enumerate(task.seeds):
+        for seed in task.seeds:
             session.device.calls.clear()
-            runs.append(_run(session, loaded, problem, seed, number))
+            runs.append(_run(session, loaded, problem, seed))
             for execution in _executions(session.device):
                 counts = [before + now for before, now in zip(counts, execution.counts)]
     return KernelReport(
@@ -219,14 +219,17 @@ def _load(task: KernelTask, directory: Path) -> LoadedKernel:
         return LOADER.load(bundle, bundle.header.kernels[0])
 
 
-def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, number: int) -> Run:
-    """Calls a kernel with one kind of operands; the kinds take turns by ``number``."""
+def schedule_of(seed: int) -> Schedule:
+    """Returns a seed's schedule: for seed 0 without delays, and for others with them."""
+    return Schedule(seed=seed, delay=_DELAY if seed else 0, resident=1 + (seed + 1) % 3)
+
+
+def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int) -> Run:
+    """Calls a kernel with one kind of operands; the kinds take turns by the seed."""
     started = time.monotonic()
     checks = make_checks(problem, "cpu", seed=seed)
-    check = checks[number % len(checks)]
-    session.runner.schedule = Schedule(
-        seed=seed, delay=_DELAY if number else 0, resident=1 + (number + 1) % 3
-    )
+    check = checks[seed % len(checks)]
+    session.runner.schedule = schedule_of(seed)
     verdict: Verdict
     reason: str | None
     try:

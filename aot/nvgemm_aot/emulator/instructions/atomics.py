@@ -20,7 +20,7 @@ from ..ptx.program import Instruction, Program
 from ..ptx.ptx_operands import Address, Operand, Register, Sink, Vector
 from .asynchronous.reductions import reduce
 from .decoders import Qualifiers, decodes
-from .shared_addresses import active_lanes, locate
+from .shared_addresses import Locator, active_lanes, locate, locate_own
 from .values import BITS, address, read
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -135,9 +135,10 @@ def _step(instruction: Instruction, program: Program, *, returns: bool) -> Step:
             grid.random.shuffle(lanes)
         old = np.zeros((32, atomic.bytes), np.uint8)
         for lane in lanes:
-            place = _place(warp, int(addresses[lane]), atomic)
+            place, is_shared = _place(warp, int(addresses[lane]), atomic)
             old[lane] = place
-            place[:] = _combined(atomic, old[lane], given[lane], swapped[lane])
+            found = _combined(atomic, old[lane], given[lane], swapped[lane], is_shared=is_shared)
+            place[:] = found
         if atomic.acquires:
             grid.acquire_from(warp, addresses[mask])
         for number, register in enumerate(results):
@@ -148,12 +149,18 @@ def _step(instruction: Instruction, program: Program, *, returns: bool) -> Step:
     return going_on(step)
 
 
-def _combined(atomic: _Atomic, old: Bytes, given: Bytes, swapped: Bytes) -> Bytes:
+def _combined(
+    atomic: _Atomic, old: Bytes, given: Bytes, swapped: Bytes, *, is_shared: bool
+) -> Bytes:
     if atomic.operation == "exch":
         return given
     if atomic.operation == "cas":
         return swapped if (old == given).all() else old
-    return reduce(atomic.operation, atomic.type.removesuffix("x2"), old, given)
+    kind = atomic.type.removesuffix("x2")
+    # Sums of f32 keep subnormals in shared memory alone (PTX ISA, "atom").
+    return reduce(
+        atomic.operation, "f32.ftz" if kind == "f32" and not is_shared else kind, old, given
+    )
 
 
 def _address(
@@ -206,8 +213,8 @@ def _lanes_of(data: Bytes, number: int, atomic: _Atomic) -> Any:
     return data.view(np.dtype(f"u{atomic.element_bytes}"))[:, number].copy()
 
 
-def _place(warp: Warp, where: int, atomic: _Atomic) -> Bytes:
-    """Returns the bytes at a lane's address.
+def _place(warp: Warp, where: int, atomic: _Atomic) -> tuple[Bytes, bool]:
+    """Returns the bytes at a lane's address, and whether they are of shared memory.
 
     Raises:
         MemoryAccessError: If they are not aligned, or not of memory that may be written.
@@ -216,15 +223,17 @@ def _place(warp: Warp, where: int, atomic: _Atomic) -> Bytes:
     if where % size:
         raise MemoryAccessError(f"address {where:#x} must be a multiple of {size}")
     if atomic.space is None and where >> WINDOW_SHIFT == SHARED_WINDOW >> WINDOW_SHIFT:
-        return _shared_place(warp, where - SHARED_WINDOW, size)
+        return _shared_place(warp, where - SHARED_WINDOW, size, locate), True
+    if atomic.space == "shared::cluster":
+        return _shared_place(warp, where, size, locate), True
     if atomic.space in _SHARED:
-        return _shared_place(warp, where & 0xFFFF_FFFF, size)
+        return _shared_place(warp, where, size, locate_own), True
     region = warp.block.cluster.grid.memory.find(where, where + size - 1, writes=True)
-    return region.data[where - region.address :][:size]
+    return region.data[where - region.address :][:size], False
 
 
-def _shared_place(warp: Warp, where: int, size: int) -> Bytes:
-    block, offset = locate(warp, where)
+def _shared_place(warp: Warp, where: int, size: int, located: Locator) -> Bytes:
+    block, offset = located(warp, where)
     return atomic_bytes(warp, block, offset, size)
 
 

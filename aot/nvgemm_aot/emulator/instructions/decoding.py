@@ -16,12 +16,12 @@ from .asynchronous import (
     memory_barriers,
     remote_stores,
     tensor_copies,
+    thread_copies,
 )
 from .decoders import decode
 from .numbers import arithmetic, bits, comparisons, conversions, elementary
 from .plain import (
     block_sync,
-    copies,
     fences,
     hints,
     loads,
@@ -45,6 +45,7 @@ _FAMILIES = (
     memory_barriers,
     remote_stores,
     tensor_copies,
+    thread_copies,
     shared_to_tensor,
     tensor_allocation,
     tensor_commits,
@@ -58,7 +59,6 @@ _FAMILIES = (
     comparisons,
     control,
     conversions,
-    copies,
     elementary,
     fences,
     hints,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
-from ..emulation_errors import EmulationError, MemoryAccessError
+from ..emulation_errors import MemoryAccessError
+from ..machine.accesses import check_running
 from ..machine.addresses import SHARED_WINDOW
 from ..machine.hierarchy import Block, Warp
 from ..machine.lanes import FULL, Mask
@@ -19,20 +21,19 @@ class AddressOf:
 
     def __init__(self, lanes: Value, *, generic: bool) -> None:
         self.lanes = lanes
-        self._generic = generic
+        self._window = SHARED_WINDOW if generic else 0
 
     def __call__(self, warp: Warp, lane: int) -> int:
         """Returns a lane's address.
 
         Raises:
-            MemoryAccessError: If a generic address is not of shared memory.
+            MemoryAccessError: If it is not of shared memory.
         """
         value = int(self.lanes(warp)[lane])
-        if not self._generic:
-            return value & 0xFFFF_FFFF
-        if value >> 32 != SHARED_WINDOW >> 32:
-            raise MemoryAccessError(f"generic address {value:#x} is not of shared memory")
-        return value - SHARED_WINDOW
+        if value >> 32 != self._window >> 32:
+            kind = "generic " if self._window else ""
+            raise MemoryAccessError(f"{kind}address {value:#x} is not of shared memory")
+        return value - self._window
 
 
 def shared_address(
@@ -56,6 +57,10 @@ def shared_address(
     return AddressOf(lanes, generic=generic)
 
 
+Locator: TypeAlias = Callable[[Warp, int], tuple[Block, int]]
+"""Returns the block that an address names, and the byte offset there."""
+
+
 def locate(warp: Warp, place: int) -> tuple[Block, int]:
     """Returns the block that an address names, and the byte offset in its shared memory.
 
@@ -64,10 +69,21 @@ def locate(warp: Warp, place: int) -> tuple[Block, int]:
         EmulationError: If that block has ended.
     """
     block, offset = warp.block.locate(place)
-    if block is not warp.block and block.ended:
-        raise EmulationError(
-            f"uses shared memory of block {block.index}, which has ended; blocks of a cluster "
-            "must wait for each other first"
+    check_running(warp, block)
+    return block, offset
+
+
+def locate_own(warp: Warp, place: int) -> tuple[Block, int]:
+    """Returns the warp's own block, and the byte offset that an address names there.
+
+    Raises:
+        MemoryAccessError: If the address is another block's, which ``.shared::cta`` excludes.
+    """
+    block, offset = warp.block.locate(place)
+    if block is not warp.block:
+        raise MemoryAccessError(
+            f"shared address {place:#x} is of block {block.index}, must be of the warp's own block "
+            f"{warp.block.index}; other blocks' addresses need .shared::cluster"
         )
     return block, offset
 

@@ -18,7 +18,7 @@ from .addresses import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
-from .hierarchy import Warp
+from .hierarchy import Block, Warp
 
 Values = Any
 """Unsigned integers of shape (lanes, elements)."""
@@ -29,7 +29,8 @@ class Space(Enum):
 
     GENERIC = "generic"
     GLOBAL = "global"
-    SHARED = "shared"
+    SHARED = "shared::cta"
+    CLUSTER = "shared::cluster"
     PARAMETER = "param"
     LOCAL = "local"
 
@@ -112,6 +113,9 @@ _Place: TypeAlias = tuple[Any, Any, Any]
 def _places(warp: Warp, space: Space, addresses: Any, size: int, writes: bool) -> Sequence[_Place]:
     """Returns where lanes access memory; most often all lanes access the same one."""
     if space is Space.SHARED:
+        _check_own(warp, addresses)
+        return _shared_places(warp.block.rank, warp, addresses, size, writes)
+    if space is Space.CLUSTER:
         ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
         return _by_key(ranks, _shared_places, warp, addresses, size, writes)
     if space is Space.GLOBAL:
@@ -122,6 +126,19 @@ def _places(warp: Warp, space: Space, addresses: Any, size: int, writes: bool) -
         windows = addresses >> np.uint64(WINDOW_SHIFT)
         return _by_key(windows, _generic_places, warp, addresses, size, writes)
     raise EmulationError("accesses local memory, which is not emulated")
+
+
+def _check_own(warp: Warp, addresses: Any) -> None:
+    """Checks that addresses are of the warp's own block."""
+    ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
+    wrong = ranks != warp.block.rank
+    if wrong.any():
+        first = wrong.argmax()
+        raise MemoryAccessError(
+            f"shared address {int(addresses[first]):#x} is of block {int(ranks[first])} of the "
+            f"cluster, must be of the warp's own block {warp.block.rank}; other blocks' addresses "
+            "need .shared::cluster"
+        )
 
 
 _Placer: TypeAlias = Callable[[int, Warp, Any, int, bool], Sequence[_Place]]
@@ -151,7 +168,7 @@ def _generic_places(
 ) -> Sequence[_Place]:
     if window == SHARED_WINDOW >> WINDOW_SHIFT:
         within = (addresses - np.uint64(SHARED_WINDOW)).astype(np.uint32)
-        return _places(warp, Space.SHARED, within, size, writes)
+        return _places(warp, Space.CLUSTER, within, size, writes)
     if window == PARAMETER_WINDOW >> WINDOW_SHIFT:
         return _parameter_places(window, warp, addresses, size, writes)
     return _global_places(window, warp, addresses, size, writes)
@@ -167,6 +184,7 @@ def _shared_places(
             f"{len(blocks)}"
         )
     block = blocks[rank]
+    check_running(warp, block)
     offsets = (addresses & addresses.dtype.type(OFFSET_MASK)).astype(np.int64) - SHARED_BASE
     first, end = int(offsets.min()), int(offsets.max()) + size
     if first < 0 or end > len(block.shared):
@@ -177,6 +195,19 @@ def _shared_places(
     ordering = warp.block.cluster.grid.ordering
     (ordering.write if writes else ordering.read)(warp, block, offsets, size)
     return ((block.shared_cells, offsets // size, None),)
+
+
+def check_running(warp: Warp, block: Block) -> None:
+    """Checks that a block whose shared memory a warp uses has not ended.
+
+    Raises:
+        EmulationError: If it has.
+    """
+    if block is not warp.block and block.ended:
+        raise EmulationError(
+            f"uses shared memory of block {block.index}, which has ended; blocks of a cluster "
+            "must wait for each other first"
+        )
 
 
 def _parameter_places(

@@ -202,15 +202,27 @@ class Cluster:
         return [warp for block in self.blocks for warp in block.warps]
 
     def arrive(self, warp: Warp, clock: Clock) -> None:
-        """Counts a warp's arrival at the cluster's barrier; the last one opens it."""
+        """Counts a warp's arrival at the cluster's barrier; the last one opens it.
+
+        Raises:
+            EmulationError: If the warp has arrived already, and the barrier has not opened since.
+        """
+        if id(warp) in self._arrived:
+            raise EmulationError(
+                "arrives at the cluster's barrier again before it opened; wait for it first"
+            )
         warp.memory["cluster phase"] = self._phase
         self._arrived.add(id(warp))
         self._clock = self.grid.ordering.merge(self._clock, clock)
+        self._open_barrier()
+        self.grid.progress += 1
+
+    def _open_barrier(self) -> None:
+        """Opens the barrier if all warps have arrived that have not ended."""
         if self._arrived >= {id(each) for each in self.warps if not each.done}:
             self._passed[self._phase] = self._clock
             self._phase += 1
             self._arrived, self._clock = set(), None
-        self.grid.progress += 1
 
     def passed(self, warp: Warp) -> bool:
         """Returns whether the barrier opened at which the warp arrived last; then acquires it.
@@ -225,6 +237,12 @@ class Cluster:
             return False
         self.grid.ordering.acquire(warp, self._passed[phase])
         return True
+
+    def leave(self, warp: Warp) -> None:
+        """Opens barriers that waited for nobody but a warp which has ended (PTX ISA, "exit")."""
+        if self._arrived:
+            self._open_barrier()
+        warp.block.named.leave(self.grid.ordering)
 
 
 class Grid:

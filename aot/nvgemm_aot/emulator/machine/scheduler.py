@@ -288,6 +288,7 @@ class Scheduler:
         warp.waiting = None
         self.grid.progress += 1
         self.grid.ordering.leave(warp)
+        warp.block.cluster.leave(warp)
 
 
 def _let_siblings_go_on(stack: list[list[Any]]) -> None:

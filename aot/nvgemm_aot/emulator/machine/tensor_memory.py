@@ -23,12 +23,14 @@ class TensorMemory:
     Attributes:
         cells: 32-bit cells by lane and column.
         allocated: Columns of each allocation, by its first column.
+        requests: Columns of all allocations that were asked for, in order.
         is_relinquished: Set once the block has given up its right to allocate.
     """
 
     def __init__(self) -> None:
         self._cells: npt.NDArray[np.uint32] | None = None
         self.allocated: dict[int, int] = {}
+        self.requests: list[int] = []
         self.is_relinquished = False
 
     @property
@@ -38,8 +40,8 @@ class TensorMemory:
             self._cells = np.full((LANES, COLUMNS), POISON, np.uint32)
         return self._cells
 
-    def allocate(self, columns: int) -> int | None:
-        """Returns the first column of a new allocation, or None while there is no room.
+    def request(self, columns: int) -> int:
+        """Asks for an allocation; returns its number.
 
         Raises:
             EmulationError: If the number of columns is not allowed, or the right was given up.
@@ -47,6 +49,16 @@ class TensorMemory:
         self._check_count(columns)
         if self.is_relinquished:
             raise EmulationError("allocates tensor memory after giving up the right to")
+        if self.requests and columns > self.requests[-1]:
+            raise EmulationError(
+                f"allocates {columns} columns of tensor memory after {self.requests[-1]}; "
+                "allocations of a block must not grow"
+            )
+        self.requests.append(columns)
+        return len(self.requests) - 1
+
+    def allocate(self, columns: int) -> int | None:
+        """Returns the first column of a requested allocation, or None while there is no room."""
         first = 0
         for begin in [*sorted(self.allocated), COLUMNS]:
             if begin - first >= columns:

@@ -63,8 +63,12 @@ _PARAMETER = re.compile(
 _SHARED = re.compile(
     r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(\w+)(?:\[(\d*)\])?$"
 )
+_SOURCE_LINE = re.compile(r"\.(?:loc|file)\s[^\n]*")
+"""Directives that name a line or file of the source; they end with their own line."""
+
 _AROUND = re.compile(
     r"\.version\s+\S+|\.target\s+[\w, ]+|\.address_size\s+64|(?:\.extern\s+)?\.shared[^;]*;"
+    rf"|{_SOURCE_LINE.pattern}|\.section\s+\.debug\w*\s*\{{[^}}]*\}}"
 )
 _STATEMENT = re.compile(r"(?:@(!?)(%?[\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)*)*)\s*(.*)$", re.S)
 
@@ -219,6 +223,8 @@ class _Parser:
             elif label := _LABEL.match(text, position):
                 scopes[-1].labels[label[1]] = len(self._statements)
                 position = label.end()
+            elif source := _SOURCE_LINE.match(text, position):
+                position = source.end()
             else:
                 end = text.find(";", position)
                 if end < 0:
@@ -230,7 +236,7 @@ class _Parser:
                     self._statements.append(
                         _Statement(statement, self._line(position), tuple(scopes))
                     )
-                elif not statement.startswith((".pragma ", ".loc ", ".file ")):
+                elif not statement.startswith(".pragma "):
                     raise UnsupportedPtxError(
                         f"line {self._line(position)}: {statement} is not known to the emulator"
                     )

@@ -10,6 +10,7 @@ from ...targets.profile import DeviceProfile
 from ...verify.device.cubin import MAX_THREADS_PER_BLOCK, RESERVED_SHARED_BYTES, Cubin, read_cubins
 from ..driver.caught_launch import CaughtLaunch
 from ..emulation_errors import EmulationError
+from ..machine.launch import Extent
 
 _PORTABLE_CLUSTER, _BIGGEST_CLUSTER = 8, 16
 """Most blocks in a cluster, by default and if the launcher allows more (CUDA C++ Programming Guide,
@@ -22,7 +23,8 @@ def check_limits(launch: CaughtLaunch, profile: DeviceProfile) -> None:
     Raises:
         EmulationError: With the limit, if a driver would refuse the launch.
     """
-    blocks = math.prod(launch.cluster)
+    preferred = launch.preferred_cluster
+    blocks = math.prod(preferred or launch.cluster)
     most_blocks = _BIGGEST_CLUSTER if launch.allows_big_clusters else _PORTABLE_CLUSTER
     shared_limit = profile.shared_memory_per_block_bytes.value
     for observed, most, unit in (
@@ -40,6 +42,19 @@ def check_limits(launch: CaughtLaunch, profile: DeviceProfile) -> None:
             raise EmulationError(
                 f"{launch.kernel}: launched with {grid} blocks along {axis}, must be a positive "
                 f"multiple of the cluster's {cluster}"
+            )
+    if preferred is not None:
+        _check_preferred(launch, preferred)
+
+
+def _check_preferred(launch: CaughtLaunch, preferred: Extent) -> None:
+    """Checks a preferred cluster (CUDA, cudaLaunchAttributePreferredClusterDimension)."""
+    for grid, cluster, size, axis in zip(launch.grid, launch.cluster, preferred, "xyz"):
+        if size < 1 or grid % size or size % cluster:
+            raise EmulationError(
+                f"{launch.kernel}: launched with a preferred cluster of {size} blocks along "
+                f"{axis}, must divide the grid's {grid} and be a multiple of the cluster's "
+                f"{cluster}"
             )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...verify.device.cubin import Cubin
 from ..driver.caught_launch import CaughtLaunch
@@ -18,6 +20,9 @@ Programs = Callable[[Cubin, str], Program]
 
 class PtxRunner:
     """Interprets launches, for `nvgemm_aot.emulator.session.emulated_device.start`.
+
+    All blocks of a cooperative launch are resident. Odd seeds form the preferred clusters of
+    launches that name them, where a GPU may form either.
 
     Attributes:
         schedule: Order in which warps run, for launches from now on.
@@ -36,9 +41,14 @@ class PtxRunner:
             EmulationError: If the kernel does what it must not do.
         """
         program = self._programs(cubin, launch.kernel)
-        return execute(
-            program, emulated_launch(launch, program), GlobalMemory(regions), self.schedule
-        )
+        schedule = self.schedule
+        if launch.is_cooperative:
+            clusters = math.prod(launch.grid) // math.prod(launch.cluster)
+            schedule = replace(schedule, resident=clusters)
+        laid_out = emulated_launch(launch, program)
+        if launch.preferred_cluster is not None and schedule.seed % 2:
+            laid_out = replace(laid_out, cluster=launch.preferred_cluster)
+        return execute(program, laid_out, GlobalMemory(regions), schedule)
 
 
 def emulated_launch(caught: CaughtLaunch, program: Program) -> Launch:

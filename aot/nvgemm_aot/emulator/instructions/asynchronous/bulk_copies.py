@@ -14,16 +14,38 @@ from ...machine.ordering import Offsets, Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ..decoders import Qualifiers, decodes
-from ..shared_addresses import active_lanes, locate, shared_address
+from ..shared_addresses import Locator, active_lanes, locate, locate_own, shared_address
 from ..values import address, read
 from .bulk_groups import add_to_group
 from .late_effects import check_running, complete_at_barrier, later
-from .reductions import OPERATIONS, reduce
+from .reductions import reduce
 
 ALIGNMENT = 16
 """Alignment of both addresses and of the size, in bytes."""
 
-_REDUCED_TYPES = ("f16", "bf16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64")
+_REDUCED: dict[str, tuple[str, ...]] = {
+    "add": ("u32", "s32", "u64"),
+    "min": ("u32", "s32"),
+    "inc": ("u32",),
+    "and": ("b32",),
+}
+_REDUCED |= {
+    "max": _REDUCED["min"],
+    "dec": _REDUCED["inc"],
+    "or": _REDUCED["and"],
+    "xor": _REDUCED["and"],
+}
+"""Types of reductions in shared memory."""
+
+_REDUCED_IN_GLOBAL: dict[str, tuple[str, ...]] = {
+    "add": ("f32", "f64", "f16", "bf16"),
+    "min": ("u64", "s64", "f16", "bf16"),
+    "max": ("u64", "s64", "f16", "bf16"),
+    "and": ("b64",),
+    "or": ("b64",),
+    "xor": ("b64",),
+}
+"""Further types in global memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +65,8 @@ def _copy(instruction: Instruction, program: Program) -> Step:
     if space == "shared::cluster" and qualifiers.flag("shared::cta"):
         return _send(qualifiers, instruction, program, reduces=False)
     qualifiers.one_of("global")
-    return _load(qualifiers, instruction, program)
+    located = locate_own if space == "shared::cta" else locate
+    return _load(qualifiers, instruction, program, located)
 
 
 @decodes("cp.reduce.async.bulk")
@@ -80,12 +103,18 @@ def _prefetch(instruction: Instruction, program: Program) -> Step:
     return step
 
 
-def _reduction(qualifiers: Qualifiers, *, reduces: bool) -> _Reduction | None:
+def _reduction(
+    qualifiers: Qualifiers, *, reduces: bool, in_global: bool = False
+) -> _Reduction | None:
     if not reduces:
         return None
-    operation = qualifiers.one_of(*OPERATIONS)
-    qualifiers.flag("noftz")
-    return _Reduction(operation=operation, type=qualifiers.one_of(*_REDUCED_TYPES))
+    operation = qualifiers.one_of(*_REDUCED)
+    halves = ("f16", "bf16")
+    if operation == "add" and in_global and qualifiers.flag("noftz"):
+        return _Reduction(operation=operation, type=qualifiers.one_of(*halves))
+    further = _REDUCED_IN_GLOBAL.get(operation, ()) if in_global else ()
+    kinds = [kind for kind in further if operation != "add" or kind not in halves]
+    return _Reduction(operation=operation, type=qualifiers.one_of(*_REDUCED[operation], *kinds))
 
 
 def _check_alignment(*values: int) -> None:
@@ -100,7 +129,9 @@ def _span(offset: int) -> Offsets:
     return np.array([offset], np.int64)
 
 
-def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program) -> Step:
+def _load(
+    qualifiers: Qualifiers, instruction: Instruction, program: Program, located: Locator
+) -> Step:
     qualifiers.one_of("mbarrier::complete_tx::bytes")
     multicast = qualifiers.flag("multicast::cluster")
     hinted = qualifiers.flag("L2::cache_hint")
@@ -116,8 +147,8 @@ def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program) ->
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
-            waiter, waiter_offset = locate(warp, signal(warp, lane))
+            block, offset = located(warp, place(warp, lane))
+            waiter, waiter_offset = located(warp, signal(warp, lane))
             first, count = int(origin(warp)[lane]), int(size(warp)[lane])
             _check_alignment(offset, first, count)
             if block is not waiter:
@@ -229,7 +260,7 @@ def _store(
     qualifiers.one_of("shared::cta")
     qualifiers.one_of("bulk_group")
     hinted = qualifiers.flag("L2::cache_hint")
-    reduction = _reduction(qualifiers, reduces=reduces)
+    reduction = _reduction(qualifiers, reduces=reduces, in_global=True)
     qualifiers.end()
     if len(instruction.operands) != 3 + hinted:
         raise instruction.unknown(f"a number of {len(instruction.operands)} operands")

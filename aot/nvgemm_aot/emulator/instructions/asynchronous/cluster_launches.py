@@ -13,12 +13,15 @@ from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
 from ..decoders import Qualifiers, decodes
-from ..shared_addresses import active_lanes, locate, shared_address
+from ..shared_addresses import active_lanes, locate_own, shared_address
 from ..values import destination, read
 from .late_effects import check_running, complete_at_barrier
 
 _RESPONSE_BYTES = 16
 _CANCELED = 1
+_REFUSED = "no cluster to cancel"
+"""Name in the memory of a block's first warp, set once the block has read such a response."""
+
 _NO_BLOCK = 0x7FFF_FFFF
 """Place of a block where none was cancelled, which a kernel may read, but must not use."""
 
@@ -40,9 +43,13 @@ def _try_cancel(instruction: Instruction, program: Program) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         grid = warp.block.cluster.grid
+        if _REFUSED in warp.block.warps[0].memory:
+            raise EmulationError(
+                "asks for a cluster after the block has read that there was none to cancel"
+            )
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
-            _, barrier = locate(warp, signal(warp, lane))
+            block, offset = locate_own(warp, place(warp, lane))
+            _, barrier = locate_own(warp, signal(warp, lane))
             if offset % _RESPONSE_BYTES:
                 raise EmulationError(
                     f"asks for a cluster at offset {offset}, must be a multiple of "
@@ -92,7 +99,10 @@ def _is_canceled(instruction: Instruction, program: Program) -> Step:
     value = read(response, "b128", instruction, program)
 
     def step(warp: Warp, mask: Mask) -> None:
-        warp.put(to, value(warp)[:, 0] & np.uint64(_CANCELED) != 0, mask)
+        canceled = value(warp)[:, 0] & np.uint64(_CANCELED) != 0
+        if not canceled[mask].all():
+            warp.block.warps[0].memory[_REFUSED] = True
+        warp.put(to, canceled, mask)
 
     return step
 

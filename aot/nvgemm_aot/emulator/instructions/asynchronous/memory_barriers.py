@@ -5,6 +5,7 @@ A state that an arrival returns holds the phase and the arrivals that were pendi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,12 +16,21 @@ from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import Value
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
+from ...machine.ordering import Clock
 from ...machine.scheduler import YIELD, Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
 from ..decoders import Qualifiers, decodes
-from ..shared_addresses import AddressOf, active_lanes, agree, locate, shared_address
+from ..shared_addresses import (
+    active_lanes,
+    agree,
+    locate,
+    locate_own,
+    shared_address,
+)
 from ..values import destination, read
+from .late_effects import later
+from .thread_copies import copy_queue
 
 COUNT_LIMIT = (1 << 20) - 1
 """Arrivals that a barrier may expect (PTX ISA, "Size and alignment of mbarrier object")."""
@@ -88,7 +98,7 @@ def _init(qualifiers: Qualifiers, instruction: Instruction, program: Program) ->
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
+            block, offset = locate_own(warp, place(warp, lane))
             expected = _bounded(int(count(warp)[lane]), 1, COUNT_LIMIT, "a barrier's count")
             block.initialise_barrier(offset, expected)
             warp.block.cluster.grid.ordering.write(warp, block, np.array([offset]), 8)
@@ -105,7 +115,7 @@ def _inval(qualifiers: Qualifiers, instruction: Instruction, program: Program) -
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
+            block, offset = locate_own(warp, place(warp, lane))
             block.barrier_at(offset)
             warp.block.cluster.grid.ordering.use_barrier(warp, block, offset)
             del block.barriers[offset]
@@ -129,6 +139,7 @@ def _arrive(
     if space == "shared::cluster" and to is not None:
         raise instruction.unknown("a state of a barrier in .shared::cluster")
     place = shared_address(where, instruction, program, generic=space is None)
+    located = locate_own if space in ("shared", "shared::cta") else locate
     number = read(rest[0], "u32", instruction, program) if rest else None
 
     def same(warp: Warp, mask: Mask) -> bool:
@@ -141,13 +152,13 @@ def _arrive(
         states = np.zeros(LANES, np.uint64) if to is not None else None
         lanes, times = active_lanes(mask), 1
         if not expects and to is None and len(lanes) > 1 and same(warp, mask):
-            block, offset = locate(warp, place(warp, lanes[0]))
+            block, offset = located(warp, place(warp, lanes[0]))
             value = 1 if number is None else int(number(warp)[lanes[0]])
             if value * len(lanes) <= block.barrier_at(offset).pending:
                 # Arrivals of one phase count as one.
                 lanes, times = lanes[:1], len(lanes)
         for lane in lanes:
-            block, offset = locate(warp, place(warp, lane))
+            block, offset = located(warp, place(warp, lane))
             barrier = block.barrier_at(offset)
             ordering.use_barrier(warp, block, offset)
             value = 1 if number is None else int(number(warp)[lane])
@@ -176,14 +187,19 @@ def _arrive_drop(qualifiers: Qualifiers, instruction: Instruction, program: Prog
 
 def _transaction(
     qualifiers: Qualifiers, instruction: Instruction, program: Program
-) -> tuple[AddressOf, Value]:
+) -> tuple[Callable[[Warp, int], tuple[Block, int]], Value]:
+    """Returns the reader of a lane's barrier: its block and offset there; and that of the bytes."""
     _semantics(qualifiers, "relaxed")
     space = qualifiers.option("shared", "shared::cta", "shared::cluster")
     qualifiers.one_of("b64")
     qualifiers.end()
     where, number = _operands(instruction, 2)
     place = shared_address(where, instruction, program, generic=space is None)
-    return place, read(number, "u32", instruction, program)
+    located = locate_own if space in ("shared", "shared::cta") else locate
+    return (
+        lambda warp, lane: located(warp, place(warp, lane)),
+        read(number, "u32", instruction, program),
+    )
 
 
 def _expect_tx(qualifiers: Qualifiers, instruction: Instruction, program: Program) -> Step:
@@ -191,7 +207,7 @@ def _expect_tx(qualifiers: Qualifiers, instruction: Instruction, program: Progra
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
+            block, offset = place(warp, lane)
             count = int(size(warp)[lane])
             _bounded(count, 0, TRANSACTION_LIMIT, "the number of bytes to expect")
             warp.block.cluster.grid.ordering.use_barrier(warp, block, offset)
@@ -206,7 +222,7 @@ def _complete_tx(qualifiers: Qualifiers, instruction: Instruction, program: Prog
     def step(warp: Warp, mask: Mask) -> None:
         grid = warp.block.cluster.grid
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
+            block, offset = place(warp, lane)
             count = int(size(warp)[lane])
             grid.ordering.use_barrier(warp, block, offset)
             grid.progress += block.barrier_at(offset).complete(grid.ordering, None, count)
@@ -232,7 +248,7 @@ def _wait(
         read(each, "u32", instruction, program)
 
     def over(warp: Warp, lane: int) -> bool:
-        block, offset = locate(warp, place(warp, lane))
+        block, offset = locate_own(warp, place(warp, lane))
         barrier = block.barrier_at(offset)
         ordering = warp.block.cluster.grid.ordering
         ordering.use_barrier(warp, block, offset)
@@ -292,7 +308,7 @@ def _pending_count(qualifiers: Qualifiers, instruction: Instruction, program: Pr
 
 @decodes("cp.async.mbarrier.arrive")
 def _arrive_behind_copies(instruction: Instruction, program: Program) -> Step:
-    """Decodes the arrival of a thread's ``cp.async`` copies, all of which were made at once."""
+    """Decodes the arrival that follows the ``cp.async`` copies which a thread made before."""
     qualifiers = Qualifiers(instruction)
     for name in ("async", "mbarrier", "arrive"):
         qualifiers.one_of(name)
@@ -307,12 +323,18 @@ def _arrive_behind_copies(instruction: Instruction, program: Program) -> Step:
         grid = warp.block.cluster.grid
         clock = grid.ordering.release(warp)
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
-            barrier = block.barrier_at(offset)
-            barrier.pending += not counted
-            grid.progress += barrier.arrive(grid.ordering, clock)
+            block, offset = locate_own(warp, place(warp, lane))
+            block.barrier_at(offset).pending += not counted
+            grid.ordering.use_barrier(warp, block, offset)
+            arrive = functools.partial(_arrive_later, block, offset, clock)
+            later(warp, instruction, copy_queue(warp), arrive)
 
     return step
+
+
+def _arrive_later(block: Block, offset: int, clock: Clock) -> None:
+    grid = block.cluster.grid
+    grid.progress += block.barrier_at(offset).arrive(grid.ordering, clock)
 
 
 _DECODERS: dict[str, Callable[[Qualifiers, Instruction, Program], Step]] = {

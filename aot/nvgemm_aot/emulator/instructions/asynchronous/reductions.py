@@ -9,6 +9,7 @@ import numpy as np
 
 from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
+from ..numbers.float_forms import flushed
 
 _INTEGERS: dict[str, Any] = {
     "u32": np.uint32,
@@ -57,10 +58,26 @@ def reduce(operation: str, kind: str, old: Bytes, new: Bytes) -> Bytes:
         result = _f32_to_bf16(wide)
     elif kind in _FLOATS:
         dtype = _FLOATS[kind]
-        result = _FLOAT_FUNCTIONS[operation](old.view(dtype), new.view(dtype)).astype(dtype)
+        operands = [old.view(dtype), new.view(dtype)]
+        if kind == "f32.ftz":
+            operands = list(map(_flushed, operands))
+        result = _FLOAT_FUNCTIONS[operation](*operands).astype(dtype, copy=False)
+        if kind == "f32.ftz":
+            result = _flushed(result)
     else:
         raise EmulationError(f"there is no reduction of {kind}")
     return np.ascontiguousarray(result).view(np.uint8)
+
+
+def _flushed(values: Any) -> Any:
+    """Makes subnormal float32 values zero."""
+    # An atomic has a few values, which Python looks through more quickly than numpy.
+    if len(values) <= _FEW and not any(value and abs(value) < _TINY for value in values.tolist()):
+        return values
+    return flushed(values, "f32")
+
+
+_FEW, _TINY = 8, 2.0**-126
 
 
 def _bf16_to_f32(data: Bytes) -> Any:

@@ -51,7 +51,7 @@ def _store(instruction: Instruction, program: Program) -> Step:
     qualifiers = Qualifiers(instruction)
     qualifiers.one_of("async")
     qualifiers.flag("weak")
-    qualifiers.flag("shared::cluster")
+    generic = not qualifiers.flag("shared::cluster")
     qualifiers.one_of("mbarrier::complete_tx::bytes")
     vector = qualifiers.option("v2", "v4")
     kind = qualifiers.one_of(*_STORED)
@@ -59,7 +59,7 @@ def _store(instruction: Instruction, program: Program) -> Step:
     count = int(vector[1:]) if vector else 1
     if count * BITS[kind] > 128:
         raise instruction.unknown(f"vector .{vector}.{kind}")
-    return _sends(instruction, program, kind, count, None)
+    return _sends(instruction, program, kind, count, None, generic=generic)
 
 
 @decodes("red.async")
@@ -67,22 +67,28 @@ def _reduce(instruction: Instruction, program: Program) -> Step:
     qualifiers = Qualifiers(instruction)
     for name in ("async", "relaxed", "cluster"):
         qualifiers.one_of(name)
-    qualifiers.flag("shared::cluster")
+    generic = not qualifiers.flag("shared::cluster")
     qualifiers.one_of("mbarrier::complete_tx::bytes")
     operation = qualifiers.one_of(*_REDUCED)
     kind = qualifiers.one_of(*_REDUCED[operation])
     qualifiers.end()
-    return _sends(instruction, program, kind, 1, operation)
+    return _sends(instruction, program, kind, 1, operation, generic=generic)
 
 
 def _sends(
-    instruction: Instruction, program: Program, kind: str, count: int, operation: str | None
+    instruction: Instruction,
+    program: Program,
+    kind: str,
+    count: int,
+    operation: str | None,
+    *,
+    generic: bool,
 ) -> Step:
     if len(instruction.operands) != 3:
         raise instruction.unknown(f"a number of {len(instruction.operands)} operands")
     target, given, barrier = instruction.operands
-    place = shared_address(target, instruction, program)
-    signal = shared_address(barrier, instruction, program)
+    place = shared_address(target, instruction, program, generic=generic)
+    signal = shared_address(barrier, instruction, program, generic=generic)
     elements = _elements(given, kind, count, instruction)
     values = [read(each, kind, instruction, program) for each in elements]
     size = count * BITS[kind] // 8
@@ -126,6 +132,7 @@ def _send(warp: Warp, instruction: Instruction, sent: _Sent) -> None:
     grid, block, offset = warp.block.cluster.grid, sent.block, sent.offset
     size = len(sent.data)
     started = grid.ordering.begin(warp)
+    grid.ordering.use_barrier(warp, block, sent.barrier_offset, asynchronous=True)
 
     def arrive() -> None:
         check_running(block, "writes")

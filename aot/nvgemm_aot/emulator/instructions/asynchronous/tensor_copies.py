@@ -18,7 +18,7 @@ from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Address, Operand, Vector
 from ..decoders import Qualifiers, decodes
-from ..shared_addresses import active_lanes, locate, shared_address
+from ..shared_addresses import active_lanes, locate, locate_own, shared_address
 from ..values import read
 from .bulk_groups import add_to_group
 from .late_effects import check_running, complete_at_barrier, later
@@ -80,8 +80,8 @@ def _prefetch(instruction: Instruction, program: Program) -> Step:
 
 def _rows(qualifiers: Qualifiers, rank: int, separate: str) -> int:
     """Reads the load mode; returns the rows that have coordinates of their own, or 0."""
-    mode = qualifiers.option("tile", separate)
-    return GATHERED_ROWS if mode == separate and rank == 2 else 0
+    mode = qualifiers.option("tile", *([separate] if rank == 2 else []))
+    return GATHERED_ROWS if mode == separate else 0
 
 
 def _boxes(
@@ -119,6 +119,7 @@ def _signed(value: int) -> int:
 
 def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program, rank: int) -> Step:
     space = qualifiers.one_of("shared::cluster", "shared::cta")
+    located = locate_own if space == "shared::cta" else locate
     qualifiers.one_of("global")
     rows = _rows(qualifiers, rank, "tile::gather4")
     qualifiers.one_of("mbarrier::complete_tx::bytes")
@@ -139,7 +140,7 @@ def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program, ra
 
     def step(warp: Warp, mask: Mask) -> None:
         for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
+            block, offset = located(warp, place(warp, lane))
             waiter, waiter_offset = locate(warp, signal(warp, lane))
             _check_barrier(block, waiter, paired=paired or multicast)
             tiles = boxes(warp, lane)

@@ -69,7 +69,7 @@ _PACKED: dict[str, Callable[[Any], Any]] = {
     "f64": lambda value: value.view(np.uint64),
 }
 
-_LEAST_NORMAL = {"f16": 2.0**-14, "f16x2": 2.0**-14}
+_LEAST_NORMAL = {"f16": 2.0**-14, "f16x2": 2.0**-14, "f64": 2.0**-1022}
 """Least normal numbers of types whose exponents are not those of float32."""
 
 

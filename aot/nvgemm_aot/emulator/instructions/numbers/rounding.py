@@ -67,8 +67,10 @@ def bf16_bits(value: Any, mode: str = "rn") -> Any:
     if mode == "rn":
         rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
     else:
-        assert mode == "rz"
         rounded = bits >> 16
+        if mode != "rz":
+            outward = np.signbit(value) == (mode == "rm")
+            rounded = rounded + (outward & (bits & np.uint32(0xFFFF) != 0))
     nan = value != value
     if 1 in nan.tobytes():
         rounded = np.where(nan, np.uint32(F16_NAN), rounded)

@@ -38,9 +38,7 @@ def _barrier(instruction: Instruction, program: Program) -> Step:
         _check_whole(warp, mask)
         block = warp.block
         grid = block.cluster.grid
-        count = -(-block.threads // LANES) * LANES
-        if threads is not None:
-            count = _uniform(threads, warp, mask)
+        count = None if threads is None else _uniform(threads, warp, mask)
         grid.progress += 1
         which = _uniform(number, warp, mask)
         opened = block.named.arrive(grid.ordering, warp, which, count, waits=waits)

@@ -20,12 +20,14 @@ SPACES = {
     "global": Space.GLOBAL,
     "shared": Space.SHARED,
     "shared::cta": Space.SHARED,
-    "shared::cluster": Space.SHARED,
+    "shared::cluster": Space.CLUSTER,
     "param": Space.PARAMETER,
     "param::entry": Space.PARAMETER,
     "const": Space.GLOBAL,
     "local": Space.LOCAL,
 }
+
+_SHARED = (Space.SHARED, Space.CLUSTER)
 
 SCOPES = ("cta", "cluster", "gpu", "sys")
 
@@ -75,7 +77,7 @@ class _Access:
         self.width = BITS[self.kind] // 8
         if self.elements * self.width > 32:
             raise instruction.unknown(f"vector .{vector}.{self.kind}")
-        self.address_kind = "u32" if self.space is Space.SHARED else "u64"
+        self.address_kind = "u32" if self.space in _SHARED else "u64"
 
 
 _STORE_CACHES = ("wb", "cg", "cs", "wt")
@@ -91,10 +93,9 @@ def _elements(operand: Operand, count: int, instruction: Instruction) -> Sequenc
 def _address(access: _Access, operand: Operand, instruction: Instruction, program: Program) -> Any:
     base = getattr(operand, "base", None)
     kind = access.address_kind
-    if access.space is Space.SHARED and isinstance(base, Register) and BITS[base.type] == 64:
+    if access.space in _SHARED and isinstance(base, Register) and BITS[base.type] == 64:
         # Addresses of shared memory may be held in 64 bits too.
-        wide = address(operand, "u64", instruction, program)
-        return lambda warp: wide(warp).astype(np.uint32)
+        return address(operand, "u64", instruction, program)
     if isinstance(base, Register) and BITS[base.type] != BITS[kind]:
         raise instruction.unknown(f"address {base.name} of type .{base.type}")
     return address(operand, kind, instruction, program)

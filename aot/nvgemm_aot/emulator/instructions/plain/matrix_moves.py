@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ...emulation_errors import MemoryAccessError
 from ...machine.accesses import Space, load, store
+from ...machine.addresses import SHARED_WINDOW
 from ...machine.hierarchy import Warp
 from ...machine.lanes import LANES, Mask
-from ...machine.meanings import Step, going_on
+from ...machine.meanings import Step, Value, going_on
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand, Vector
 from ..decoders import Qualifiers, decodes
@@ -29,13 +31,32 @@ def _elements(operand: Operand, count: int, instruction: Instruction) -> tuple[O
     return elements
 
 
+def _row_addresses(
+    operand: Operand, rows: int, instruction: Instruction, program: Program, *, generic: bool
+) -> Value:
+    """Returns the reader of the shared addresses that the first lanes give, one for each row."""
+    where = address(operand, "u64" if generic else "u32", instruction, program)
+    if not generic:
+        return lambda warp: where(warp)[:rows]
+
+    def addresses(warp: Warp) -> Any:
+        found = where(warp)[:rows]
+        outside = found >> np.uint64(32) != np.uint64(SHARED_WINDOW >> 32)
+        if outside.any():
+            first = int(found[outside.argmax()])
+            raise MemoryAccessError(f"generic address {first:#x} is not of shared memory")
+        return found - np.uint64(SHARED_WINDOW)
+
+    return addresses
+
+
 def _head(qualifiers: Qualifiers) -> None:
     qualifiers.one_of("sync")
     qualifiers.one_of("aligned")
 
 
-def _tail(qualifiers: Qualifiers) -> None:
-    qualifiers.option("shared", "shared::cta")
+def _is_generic(qualifiers: Qualifiers) -> bool:
+    return qualifiers.option("shared", "shared::cta") is None
 
 
 @decodes("ldmatrix")
@@ -45,7 +66,7 @@ def _load_matrices(instruction: Instruction, program: Program) -> Step:
     shape = qualifiers.one_of("m8n8", "m16n16", "m8n16")
     count = int(qualifiers.one_of("x1", "x2", "x4")[1:])
     transposed = qualifiers.flag("trans")
-    _tail(qualifiers)
+    generic = _is_generic(qualifiers)
     kind = qualifiers.one_of("b16" if shape == "m8n8" else "b8")
     format = None if shape == "m8n8" else qualifiers.option("b8x16.b6x16_p32", "b8x16")
     if format is not None:
@@ -60,12 +81,12 @@ def _load_matrices(instruction: Instruction, program: Program) -> Step:
     targets = [
         destination(each, instruction, "b32") for each in _elements(result, registers, instruction)
     ]
-    where = address(instruction.operands[1], "u32", instruction, program)
     rows = 8 * count if shape == "m8n8" else 16 * count
+    where = _row_addresses(instruction.operands[1], rows, instruction, program, generic=generic)
 
     def step(warp: Warp, mask: Mask) -> None:
         check_members(warp, mask, _EVERYONE)
-        data = load(warp, Space.SHARED, where(warp)[:rows], 4, _ROW_BYTES // 4)
+        data = load(warp, Space.SHARED, where(warp), 4, _ROW_BYTES // 4)
         matrices = data.view(np.uint16 if kind == "b16" else np.uint8)
         if shape == "m8n8":
             matrices = matrices.reshape(count, 8, 8)
@@ -95,14 +116,16 @@ def _store_matrices(instruction: Instruction, program: Program) -> Step:
     shape = qualifiers.one_of("m8n8", "m16n8")
     count = int(qualifiers.one_of("x1", "x2", "x4")[1:])
     transposed = qualifiers.flag("trans")
-    _tail(qualifiers)
+    generic = _is_generic(qualifiers)
     kind = qualifiers.one_of("b16" if shape == "m8n8" else "b8")
     qualifiers.end()
     if shape == "m16n8" and not transposed:
         raise instruction.unknown(f"shape .{shape} without .trans")
     if len(instruction.operands) != 2:
         raise instruction.unknown(f"a number of {len(instruction.operands)} operands")
-    where = address(instruction.operands[0], "u32", instruction, program)
+    where = _row_addresses(
+        instruction.operands[0], 8 * count, instruction, program, generic=generic
+    )
     values = [
         read(each, "b32", instruction, program)
         for each in _elements(instruction.operands[1], count, instruction)
@@ -120,7 +143,7 @@ def _store_matrices(instruction: Instruction, program: Program) -> Step:
             fragments = words.view(np.uint8).reshape(count, 8, 4, 2, 2)
             matrices = fragments.transpose(0, 1, 3, 2, 4).reshape(count, 8, 16)
         rows = np.ascontiguousarray(matrices).reshape(count * 8, -1).view(np.uint32)
-        store(warp, Space.SHARED, where(warp)[: count * 8], rows)
+        store(warp, Space.SHARED, where(warp), rows)
 
     return going_on(step)
 

@@ -50,11 +50,18 @@ def _shuffle(instruction: Instruction, program: Program) -> Step:
             mode, amounts(warp).astype(np.int64), clamps(warp).astype(np.int64)
         )
         if to is not None:
-            warp.put(to, values(warp).take(partners), mask)
+            found = values(warp).take(partners)
+            if mask is not FULL:
+                found = np.where(mask[partners], found, _POISON)
+            warp.put(to, found, mask)
         if holds is not None:
             warp.put(holds, valid, mask)
 
     return going_on(step)
+
+
+_POISON = np.uint32(0x7FC0_0000)
+"""Value from a lane that is not there, which is undefined (PTX ISA, "shfl.sync"): a quiet NaN."""
 
 
 def _partners(mode: str, by: Any, clamp: Any) -> tuple[Any, Any]:

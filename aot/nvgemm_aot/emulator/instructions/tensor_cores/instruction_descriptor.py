@@ -162,13 +162,30 @@ def _accumulator(word: int, kind: Kind) -> Accumulator:
     return Accumulator(code)
 
 
+_WHOLE_BYTES = (Kind.F8F6F4, Kind.I8, Kind.MXF8F6F4)
+"""Kinds whose elements take a byte each in shared memory."""
+
+
+def _columns_step(found: InstructionDescriptor, kind: Kind, blocks: int) -> int:
+    """Returns what N must be a multiple of (PTX ISA, "Matrix Shape", "Transpose and Negate")."""
+    if found.b_is_transposed and kind in _WHOLE_BYTES:
+        return 16 * blocks
+    if kind is Kind.I8 and (blocks == 2 or found.n > 32):
+        return 16 * blocks
+    return 8 * blocks
+
+
 def _check(found: InstructionDescriptor, kind: Kind, blocks: int) -> None:
     rows = (128, 256) if blocks == 2 else (128,) if kind.is_scaled else (64, 128)
     if found.m not in rows:
         raise _wrong("M", found.m, f"one of {rows} in .cta_group::{blocks}")
-    step = 16 if blocks == 2 or (found.m == 128 and not kind.is_scaled) else 8
+    step = _columns_step(found, kind, blocks)
     if found.n % step or not step <= found.n <= 256:
-        raise _wrong("N", found.n, f"a multiple of {step} up to 256, with M of {found.m}")
+        raise _wrong(
+            "N", found.n, f"a multiple of {step} up to 256 of .{kind.value} in .cta_group::{blocks}"
+        )
+    if Accumulator.F16 is found.accumulator and BF16 in (found.a, found.b):
+        raise _wrong("type of D", found.accumulator.value, "1 (f32) for matrices of bf16")
     if kind is Kind.I8 and (found.negates_a or found.negates_b):
         raise _wrong("negation", 1, "0 of integers")
     if found.saturates and kind is not Kind.I8:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from ...emulation_errors import EmulationError
 from ...machine.hierarchy import Block
 from ...machine.ordering import Operation
-from .element_formats import E4M3, UE8M0, ElementFormat, Values
+from ..asynchronous.tensor_map import Swizzle
+from .element_formats import E4M3, TF32, UE8M0, ElementFormat, Values
 from .instruction_descriptor import Accumulator, InstructionDescriptor
 from .matrix_descriptor import MatrixDescriptor, chunks_of_matrix, read_matrix
 
@@ -83,11 +84,39 @@ class Multiplication:
             if isinstance(self.a, int):
                 columns = self._a_columns(self.a)
                 block.tensor.check(range(128), range(columns.start, columns.stop), "multiplies")
-        if isinstance(self.a, int):
+        self._check_transposed("B", self.b, shape.b, shape.b_is_transposed)
+        if self.scales is not None and self.scales.block == 32 and not shape.scales_are_powers:
+            raise EmulationError("scales of blocks of 32 are ue4m3, must be ue8m0")
+        if not isinstance(self.a, int):
+            self._check_transposed("A", self.a, shape.a, shape.a_is_transposed)
+        else:
+            if self.a >> _LANE_SHIFT != lane:
+                raise EmulationError(
+                    f"A begins at lane {self.a >> _LANE_SHIFT} of tensor memory, must begin at "
+                    f"{lane}, as D does"
+                )
             if shape.a.is_padded or shape.a_is_transposed:
                 raise EmulationError(f"A of {shape.a.name} in tensor memory is not supported")
             if len(blocks) == 2 and shape.m == 128:
                 raise EmulationError("A in tensor memory with M of 128 in pairs is not supported")
+
+    @staticmethod
+    def _check_transposed(
+        name: str, matrix: MatrixDescriptor, kind: ElementFormat, transposed: bool
+    ) -> None:
+        """Checks that a matrix may be transposed in its swizzling mode.
+
+        Raises:
+            EmulationError: If it must not (PTX ISA, "Valid Combinations of Type-Size, Major-ness
+                and Swizzling").
+        """
+        atoms = matrix.swizzle is Swizzle.ROWS_128_ATOMS_32
+        if transposed and atoms != (kind is TF32):
+            raise EmulationError(
+                f"{name} of {kind.name} is transposed with swizzling mode {matrix.swizzle.name}, "
+                f"must have {'' if kind is TF32 else 'another than '}"
+                f"{Swizzle.ROWS_128_ATOMS_32.name}"
+            )
 
     def run(self, blocks: list[Block], operation: Operation) -> None:
         """Multiplies."""
@@ -184,8 +213,11 @@ class Multiplication:
         count = self.shape.k // self.scales.block
         column = address & _COLUMN_MASK
         columns = slice(column, column + -(-rows // _SCALE_LANES))
-        if first + count > 4:
-            raise EmulationError(f"{count} scales from byte {first} of a cell's 4 bytes")
+        if first + count > 4 or (count == 2 and first % 2):
+            raise EmulationError(
+                f"reads {count} scales from byte {first} of a cell's 4 bytes, must be whole halves "
+                "or quarters of it"
+            )
         block.tensor.check(range(128), range(columns.start, columns.stop), "reads scales of")
         block.cluster.grid.ordering.tensor_read(operation, block, slice(0, 128), columns)
         quarters = block.tensor.cells[:, columns].reshape(4, _SCALE_LANES, -1)

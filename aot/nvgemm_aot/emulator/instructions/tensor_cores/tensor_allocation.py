@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ...emulation_errors import EmulationError
-from ...machine.hierarchy import Warp
+from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
 from ...machine.scheduler import RETRY, Step
 from ...ptx.program import Instruction, Program
 from ..decoders import Qualifiers, decodes
 from ..shared_addresses import locate, shared_address
 from ..values import read
+from .work_queue import blocks_of_group
 
 CTA_GROUPS = ("cta_group::1", "cta_group::2")
 
@@ -41,7 +42,8 @@ def check_group(instruction: Instruction, program: Program, group: str) -> None:
 def _alloc(instruction: Instruction, program: Program) -> Step:
     qualifiers = Qualifiers(instruction)
     qualifiers.one_of("alloc")
-    check_group(instruction, program, qualifiers.one_of(*CTA_GROUPS))
+    group = qualifiers.one_of(*CTA_GROUPS)
+    check_group(instruction, program, group)
     qualifiers.one_of("sync")
     qualifiers.one_of("aligned")
     space = qualifiers.option("shared::cta")
@@ -55,11 +57,18 @@ def _alloc(instruction: Instruction, program: Program) -> Step:
     def step(warp: Warp, mask: Mask) -> str | None:
         whole_warp(mask)
         columns = int(count(warp)[0])
+        blocks = blocks_of_group(warp, paired=group == "cta_group::2")
+        if _REQUEST not in warp.memory:
+            warp.memory[_REQUEST] = warp.block.tensor.request(columns)
+            warp.block.cluster.grid.progress += 1
+        if not _all_ask(warp, blocks, columns):
+            return RETRY
         first = warp.block.tensor.allocate(columns)
         if first is None:
             warp.waiting = f"{columns} columns of tensor memory to be freed"
             return RETRY
         warp.waiting = None
+        del warp.memory[_REQUEST]
         block, offset = locate(warp, place(warp, 0))
         block.check_shared(offset, 4, "writes")
         block.shared[offset : offset + 4] = np.frombuffer(first.to_bytes(4, "little"), np.uint8)
@@ -69,6 +78,35 @@ def _alloc(instruction: Instruction, program: Program) -> Step:
         return None
 
     return step
+
+
+_REQUEST = "tensor memory request"
+"""Name in a warp's memory of its request's number, until it is fulfilled."""
+
+
+def _all_ask(warp: Warp, blocks: list[Block], columns: int) -> bool:
+    """Returns whether all blocks of a group have made the request that a warp waits for.
+
+    Raises:
+        EmulationError: If one asked for another number of columns, or has ended.
+    """
+    number = warp.memory[_REQUEST]
+    for block in blocks:
+        requests = block.tensor.requests
+        if number >= len(requests):
+            if block.ended:
+                raise EmulationError(
+                    f"allocates tensor memory with block {block.index}, which has ended; both "
+                    "blocks of a pair must allocate"
+                )
+            warp.waiting = f"block {block.index} to allocate tensor memory, too"
+            return False
+        if requests[number] != columns:
+            raise EmulationError(
+                f"allocates {columns} columns of tensor memory, and block {block.index} of its "
+                f"pair allocates {requests[number]}"
+            )
+    return True
 
 
 @decodes("tcgen05.dealloc")
