@@ -37,6 +37,7 @@ from .tensor_cores import (
     tensor_multiply,
     tensor_registers,
     warp_group_multiply,
+    warp_multiply,
 )
 
 _FAMILIES = (
@@ -52,6 +53,7 @@ _FAMILIES = (
     tensor_multiply,
     tensor_registers,
     warp_group_multiply,
+    warp_multiply,
     arithmetic,
     atomics,
     bits,
