@@ -141,6 +141,12 @@ def test_scales_multiply_their_blocks(kind, qualifiers, block, powers, first):
         ("mxf4nvf4", ".block16", 1 << 15, "transposition"),
         ("mxf4nvf4", ".scale_vec::4X", 1 << 29, "4 scales from byte 1"),
         ("mxf4nvf4", ".block16", 3 << 27, "M is 256"),
+        (
+            "mxf4nvf4",
+            ".block32",
+            1 << 31,
+            "K is 96, must be 64; the longer K that only sm_103a has",
+        ),
         ("mxf4nvf4", "", 0, "scale_vec"),
         ("mxf4", ".block16", 0, "block16"),
     ],
