@@ -138,10 +138,10 @@ def test_an_interrupted_run_reports_what_it_has(
     arguments = ["emulate", "--provider", "p", "-j1", "--cache-dir", str(tmp_path)]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 130
-    assert [len(part) for part in parts] == [64, 64]
+    assert [len(part) for part in parts] == [32, 32]
     assert result.stdout.count("4, up to m") == 2
     assert result.stdout.splitlines()[-1].startswith("2 of 2 kernels right, 198 not emulated: ")
-    assert "200 kernels for 1 signature, in 4 parts" in result.stderr
+    assert "200 kernels for 1 signature, in 7 parts" in result.stderr
     assert "interrupted; compiled kernels are in the cache" in result.stderr
     parts.clear()
     document = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_TARGET = "sm_100f"
 
-_PART, _PART_OF_A_PROCESS = 64, 8
+_PART, _PART_OF_A_PROCESS = 32, 8
 """Least kernels, at all and for each process, that are compiled and emulated before their rows are
 printed. Processes take about 10 s to start, a kernel about 2 s."""
 
