@@ -42,6 +42,7 @@ BLACKWELL = ("sm_100f", "sm_100a", "sm_103a")
     show_default=True,
     help="Kernels by what they stand for.",
 )
+@click.option("--rows", "text", default="", help="Only rows whose names have this text.")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--several-waves", is_flag=True, help="Also a problem with more tiles than blocks, where fixed."
@@ -52,6 +53,7 @@ BLACKWELL = ("sm_100f", "sm_100a", "sm_103a")
 def main(
     targets: Sequence[str],
     kernels: Sequence[str],
+    text: str,
     seeds: int,
     several_waves: bool,
     jobs: int,
@@ -59,17 +61,21 @@ def main(
     records_path: Path | None,
 ) -> None:
     """Emulate kernels of every row, and print what is not right."""
+    if text and records_path is not None:
+        raise click.UsageError("--rows emulates a part, which --records does not take")
     cache = Cache(cache_dir or default_directory())
     rows: dict[str, str] = {}
     planned: list[PlannedKernel] = []
     for arch in targets:
         built = build_target(arch)
         for chosen in row_kernels(built):
-            if chosen.stands_for in kernels:
+            if chosen.stands_for in kernels and text in chosen.row.name:
                 provider = load_provider(chosen.row.provider)
                 (task,) = make_tasks([chosen.candidate], built, provider)
                 rows[_name(arch, chosen)] = chosen.row.name
                 planned.append(PlannedKernel(task=task))
+    if not planned:
+        raise click.UsageError(f"no row's name has {text!r}")
     prepared = prepare(
         planned, cache, jobs=jobs, seeds=tuple(range(seeds)), several_waves=several_waves
     )

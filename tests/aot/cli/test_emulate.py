@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +15,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nvgemm_aot.cli.emulate.emulation_rows import emulation_document, emulation_text
+from nvgemm_aot.cli.emulate.emulation_rows import emulation_document, join, rows_text, summary_text
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.emulator.checking import child_processes, manifest_tasks
 from nvgemm_aot.emulator.checking.child_processes import check_kernels, code_digest
 from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask, Verdict
-from nvgemm_aot.emulator.checking.manifest_tasks import manifest_kernels, prepare
+from nvgemm_aot.emulator.checking.manifest_tasks import (
+    PlannedKernel,
+    PreparedKernels,
+    manifest_kernels,
+    prepare,
+)
 from nvgemm_aot.pipeline.pipeline import BuildResult
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.target import Target
+from repository import TESTS
 
 MANIFEST = """
 version: 1
@@ -31,6 +42,13 @@ gemms:
 """
 """Kernels that `real_build` has compiled."""
 
+
+def _written(directory: Path) -> Path:
+    path = directory / "mine.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
 Outcome = tuple[KernelTask, KernelReport]
 
 
@@ -42,8 +60,7 @@ def outcomes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Outcome]:
     """A kernel as it is, and with faults, each in one process of its own device."""
-    manifest = tmp_path_factory.mktemp("emulated") / "mine.yaml"
-    manifest.write_text(MANIFEST)
+    manifest = _written(tmp_path_factory.mktemp("emulated"))
     with alone():
         planned = manifest_kernels(manifest, kernel_cache)
         prepared = prepare(planned, kernel_cache, jobs=1, seeds=(0,))
@@ -105,21 +122,105 @@ def test_ptx_that_is_not_known_is_an_error_that_names_it(
 
 
 def test_a_row_says_what_was_emulated_and_each_fault(outcomes: dict[str, Outcome]) -> None:
-    text = emulation_text(emulation_document([outcomes["right"], outcomes["wrong"]], ()))
+    document = emulation_document([outcomes["right"], outcomes["wrong"]], ())
+    text = rows_text(document)
     assert "4, up to m" in text
     assert "elements are wrong" in text
-    assert text.endswith(
+    assert summary_text(join([document], 2)) == (
         "1 of 2 kernels right: PTX executed functionally on a CPU; not run on a GPU"
     )
+    assert "1 of 2 kernels right, 3 not emulated: " in summary_text(join([document], 5))
+
+
+def test_an_interrupted_run_reports_what_it_has(
+    outcomes: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check(*_: object, **__: object) -> Iterator[Outcome]:
+        yield outcomes["right"]
+        if len(parts) == 2:
+            raise KeyboardInterrupt
+
+    def prepared(part: tuple[PlannedKernel, ...], *_: object, **__: object) -> PreparedKernels:
+        parts.append(part)
+        return PreparedKernels(tasks=(), failures=())
+
+    parts: list[tuple[PlannedKernel, ...]] = []
+    planned = manifest_kernels(_written(tmp_path), Cache(tmp_path / "cache"))[:1] * 200
+    monkeypatch.setattr(manifest_tasks, "provider_kernels", lambda *_, **__: planned)
+    monkeypatch.setattr(manifest_tasks, "prepare", prepared)
+    monkeypatch.setattr(child_processes, "check_kernels", check)
+    arguments = ["emulate", "--provider", "p", "-j1", "--cache-dir", str(tmp_path)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 130
+    assert [len(part) for part in parts] == [32, 32]
+    assert result.stdout.count("4, up to m") == 2
+    assert result.stdout.splitlines()[-1].startswith("2 of 2 kernels right, 198 not emulated: ")
+    assert "200 kernels for 1 signature, in 7 parts" in result.stderr
+    assert "interrupted; compiled kernels are in the cache" in result.stderr
+    parts.clear()
+    document = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    assert document["planned"] == 200
+    assert [kernel["verdict"] for kernel in document["kernels"]] == ["right", "right"]
+
+
+PROVIDER = """
+import dataclasses, sys
+from tiny_gemm import TinyGemm
+from nvgemm_aot.providers.interface import Enumeration
+
+class Mine(TinyGemm):
+    name = "mine:Mine"
+    def enumerate(self, signature, target):
+        found = super().enumerate(signature, target)
+        if signature.key != "mm/tn/bf16xbf16/fp32/bf16":
+            return Enumeration(absence="another signature")
+        right = found.candidates[0]
+        names = "wrong_tile64x64x32", "none_tile64x64x32"
+        others = [dataclasses.replace(right, operator=name) for name in names]
+        return Enumeration(candidates=(right, *others))
+    def compile(self, candidate, target):
+        if candidate.operator.startswith("none"):
+            raise RuntimeError("no code")
+        if candidate.operator.startswith("wrong"):
+            import wrong_kernel
+            sys.modules["tiny_gemm.kernel"] = wrong_kernel
+        return super().compile(candidate, target)
+"""
+
+
+@pytest.mark.slow
+def test_a_providers_right_and_wrong_kernels_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PROVIDER)
+    package = TESTS / "provider_package"
+    text = (package / "tiny_gemm" / "kernel.py").read_text()
+    steps = "range(cute.size(a_tile, mode=[2]))"
+    assert steps in text
+    wrong = text.replace(steps, "range(cute.size(a_tile, mode=[2]) - 1)")
+    (tmp_path / "wrong_kernel.py").write_text(wrong)
+    arguments = ["emulate", "--provider", "mine:Mine", "--target", "sm_90a", "-j1", "--json"]
+    command = [sys.executable, "-m", "nvgemm_aot", *arguments, "--cache-dir", str(tmp_path)]
+    path = os.pathsep.join([str(tmp_path), str(package)])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 27, done.stderr
+    document = json.loads(done.stdout)
+    verdicts = {row["operator"]: row["verdict"] for row in document["kernels"]}
+    assert verdicts == {"tiny_gemm_tile64x64x32": "right", "wrong_tile64x64x32": "wrong"}
+    (failure,) = document["not_compiled"]
+    assert "raised RuntimeError: no code" in failure["reason"]
+    assert "1 of 2 emulated kernels failed; see their rows" in done.stderr
 
 
 def test_the_last_line_counts_suspects(outcomes: dict[str, Outcome]) -> None:
     task, report = outcomes["right"]
     first = replace(report.runs[0], verdict=Verdict.SUSPECT, reason="reads what nobody wrote")
     suspect = replace(report, runs=(first, *report.runs[1:]))
-    text = emulation_text(emulation_document([(task, report), (task, suspect)], ()))
-    assert "suspect: " in text
-    assert "2 of 2 kernels right, 1 of them suspect: PTX executed" in text
+    document = emulation_document([(task, report), (task, suspect)], ())
+    assert "suspect: " in rows_text(document)
+    assert "2 of 2 kernels right, 1 of them suspect: PTX executed" in summary_text(
+        join([document], 2)
+    )
 
 
 def test_kernels_of_equal_ptx_but_for_the_target_are_the_same(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.emulation.hopper.instruction_runs import compare, read_lines
+from benchmarks.emulation.hopper.instruction_runs import all_cases, compare, emulate, read_lines
+from nvgemm_aot.emulator.emulation_errors import EmulationError
 from repository import TESTS
 
 LINES = read_lines(TESTS / "data" / "emulated-instructions-h100.jsonl")
@@ -32,6 +33,14 @@ def test_all_cases_agree():
         f"tensor store/2d/u8/{swizzle}/(-16, -5)" for swizzle in ("plain", "32", "64", "128")
     } == REFUSED
     assert not disagreements(LINES)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_store_that_the_gpu_refuses_is_refused(name):
+    maps = {line["case"]: line.get("maps") for line in LINES}
+    same = maps[name.replace("(-16, -5)", "(0, 0)")]  # the box lies elsewhere in the same tensor
+    with pytest.raises(EmulationError, match=r"coordinates \(-16, -5\).* must not be negative"):
+        emulate(all_cases()[name], map(bytes.fromhex, same))
 
 
 def test_another_kernel_is_not_compared():

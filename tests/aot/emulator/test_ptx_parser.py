@@ -97,6 +97,16 @@ def test_names_all_unknown_instructions_at_once() -> None:
     assert "line 15: two.b32" in str(caught.value)
 
 
+def test_names_equal_unknown_instructions_once() -> None:
+    body = "one.b32 %r0;\none.b32 %r1;\none.b64 %d0;\none.b32 %r2;"
+    with pytest.raises(UnsupportedPtxError, match="4 unknown instructions") as caught:
+        plan_of(parse(module(body)))
+    message = str(caught.value)
+    assert "line 13: one.b32 %r0: opcode one is not known to the emulator (2 more alike)" in message
+    assert "line 15: one.b64" in message
+    assert "%r1" not in message
+
+
 def test_reads_constants_and_vector_registers() -> None:
     program = parse(
         module(

@@ -19,7 +19,9 @@ setp.eq.u32 %p1, %r0, 0;
 @%p1 mbarrier.init.shared.b64 [%r3], 1;
 @%p1 fence.mbarrier_init.release.cluster;
 """
+FENCE = "@%p1 fence.mbarrier_init.release.cluster;"
 EXPECT = "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r3], {};"
+MEET_RELAXED = "barrier.cluster.arrive.relaxed; barrier.cluster.wait;"
 MEET = "barrier.cluster.arrive; barrier.cluster.wait;"
 WAIT = """
 WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r3], 0; @%p2 bra ARRIVED; bra.uni WAIT; ARRIVED:
@@ -32,11 +34,12 @@ FOUR = "mad.lo.s32 %r10, %r0, 4, %r6; mad.lo.s32 %r11, %r4, 1000, %r0;"
 STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r10], %r11, [%r7];"
 
 
-def exchange(*parts, **options):
-    """Runs two blocks, each with 32 words of the result."""
+def exchange(*parts, begin=BEGIN, findings=False, **options):
+    """Runs two blocks; returns 32 words of the result for each, or findings."""
     out = aligned(64, np.uint32)
-    run("\n".join((BEGIN, *parts)), tensors={"out": out}, pointers=[out], cluster=2, **options)
-    return out.reshape(2, 32)
+    text = "\n".join((begin, *parts))
+    execution = run(text, tensors={"out": out}, pointers=[out], cluster=2, **options)
+    return execution.findings if findings else out.reshape(2, 32)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -53,6 +56,18 @@ def test_blocks_reduce_in_each_other():
     out = exchange(*text, delay=3)
     assert out[:, 0].tolist() == [64, 64]
     assert (out[:, 1:] == np.arange(1, 32)).all()
+
+
+@pytest.mark.parametrize(
+    "send",
+    [STORE, STORE.replace("st.async", "red.async.relaxed.cluster").replace("b32", "add.u32")],
+)
+def test_the_other_blocks_barrier_must_be_visible(send):
+    text = (EXPECT.format(128), MEET_RELAXED, FOUR, send, WAIT, MEET)
+    assert exchange(*text, findings=True) == []
+    found = exchange(*text, findings=True, begin=BEGIN.replace(FENCE, ""))
+    assert found
+    assert all("missing: fence.mbarrier_init and a barrier behind it" in each for each in found)
 
 
 def test_bytes_that_nobody_sends_are_waited_for():

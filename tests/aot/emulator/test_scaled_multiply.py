@@ -143,6 +143,12 @@ def test_scales_multiply_their_blocks(kind, qualifiers, block, powers, first):
         ("mxf4nvf4", ".scale_vec::2X", 1 << 29, "2 scales from byte 1"),
         ("mxf4nvf4", ".block32", 1 << 23, "ue4m3, must be ue8m0"),
         ("mxf4nvf4", ".block16", 3 << 27, "M is 256"),
+        (
+            "mxf4nvf4",
+            ".block32",
+            1 << 31,
+            "K is 96, must be 64; the longer K that only sm_103a has",
+        ),
         ("mxf4nvf4", "", 0, "scale_vec"),
         ("mxf4", ".block16", 0, "block16"),
     ],

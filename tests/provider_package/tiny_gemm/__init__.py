@@ -54,6 +54,7 @@ class TinyGemm:
             return Enumeration(absence=f"tiny_gemm is for {ARCHITECTURE} alone")
         if (
             signature.op is not Op.MM
+            or signature.epilogue is not None
             or extra_roles(signature)
             or signature.a not in _OPERANDS
             or signature.out not in (signature.a, DType.FP32)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nvgemm_runtime.errors import CompileError, EmulatedKernelError, NoCandidateError, count_text
 from nvgemm_runtime.gemm.target import TargetName
 
+from ..terminal.interrupts import INTERRUPTED
 from ..terminal.printing import keep_stdout, print_result, report_progress
 from ..terminal.shared_options import ANY_PATH, TargetNameParam, cache_option, json_option
-from .emulation_rows import emulation_document, emulation_text
+from .emulation_rows import RIGHT, emulation_document, join, rows_text, summary_text
 
 if TYPE_CHECKING:
     from ...emulator.checking.kernel_check import KernelReport, KernelTask
+    from ...emulator.checking.manifest_tasks import PlannedKernel
+    from ...pipeline.compiler import Failure
 
 _DEFAULT_TARGET = "sm_100f"
+
+_PART, _PART_OF_A_PROCESS = 32, 8
+"""Least kernels, at all and for each process, that are compiled and emulated before their rows are
+printed. Processes take about 10 s to start, a kernel about 2 s."""
 
 
 @click.command()
@@ -63,7 +71,9 @@ _DEFAULT_TARGET = "sm_100f"
 )
 @cache_option("Build cache, which also keeps the PTX")
 @json_option
+@click.pass_context
 def emulate(
+    ctx: click.Context,
     manifest: Path | None,
     provider_name: str | None,
     target: TargetName | None,
@@ -80,7 +90,7 @@ def emulate(
     Compiles the kernels that a build of MANIFEST holds. Then executes their PTX functionally on the
     CPU, called by their own launchers through nvgemm_runtime's functions, and compares each result
     with a reference. Problems are small: three with tails along m, n and k, and one with several
-    tiles.
+    tiles. Rows are printed for each part of many kernels; Ctrl-C ends with the rows so far.
 
     Emulation does not show what ptxas makes of the PTX, times, or how tensor cores round.
     """
@@ -96,40 +106,77 @@ def emulate(
     if manifest is None and declared_sizes:
         raise click.UsageError("--declared-sizes needs MANIFEST")
     cache = Cache(cache_dir or default_directory())
-    count = jobs or default_jobs()
-    with report_progress("Compiling") as report, keep_stdout():
+    with report_progress("Listing", "signature") as report, keep_stdout():
         if manifest is None:
             assert provider_name is not None
             planned = manifest_tasks.provider_kernels(
-                provider_name, target or TargetName.parse(_DEFAULT_TARGET), most=candidates
+                provider_name,
+                target or TargetName.parse(_DEFAULT_TARGET),
+                most=candidates,
+                progress=report,
             )
         else:
             planned = manifest_tasks.manifest_kernels(manifest, cache, provider_name)
-        if not planned:
-            raise NoCandidateError("no provider has a kernel to emulate on this machine")
-        prepared = manifest_tasks.prepare(
-            planned,
-            cache,
-            jobs=count,
-            seeds=tuple(range(seeds)),
-            declared_sizes=declared_sizes,
-            progress=report,
+    if not planned:
+        raise NoCandidateError("no provider has a kernel to emulate on this machine")
+    count = jobs or default_jobs()
+    parts = _split(planned, max(_PART, _PART_OF_A_PROCESS * count))
+    if len(parts) > 1:
+        signatures = {one.task.candidate.signature for one in planned}
+        click.echo(
+            f"{len(planned)} kernels for {count_text(len(signatures), 'signature')}, in "
+            f"{len(parts)} parts; Ctrl-C ends with the results so far",
+            err=True,
         )
-    with report_progress("Emulating") as report, keep_stdout():
-        reports = list(
-            check_kernels(prepared.tasks, jobs=count, limit_seconds=limit, progress=report)
-        )
-    print_result(emulation_document(reports, prepared.failures), emulation_text, as_json=as_json)
-    _require_right(reports)
-    if not reports:
-        raise CompileError(f"none of {count_text(len(prepared.failures), 'kernel')} compiles")
+    documents: list[dict[str, Any]] = []
+    is_interrupted = False
+    for number, part in enumerate(parts, start=1):
+        place = f" (part {number} of {len(parts)})" if len(parts) > 1 else ""
+        failures: Sequence[Failure] = ()
+        reports: list[tuple[KernelTask, KernelReport]] = []
+        try:
+            with report_progress(f"Compiling{place}") as report, keep_stdout():
+                prepared = manifest_tasks.prepare(
+                    part,
+                    cache,
+                    jobs=count,
+                    seeds=tuple(range(seeds)),
+                    declared_sizes=declared_sizes,
+                    progress=report,
+                )
+            failures = prepared.failures
+            with report_progress(f"Emulating{place}") as report, keep_stdout():
+                checks = check_kernels(
+                    prepared.tasks, jobs=count, limit_seconds=limit, progress=report
+                )
+                for outcome in checks:
+                    reports.append(outcome)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        if reports or failures:
+            documents.append(emulation_document(reports, failures))
+            if not as_json:
+                click.echo(rows_text(documents[-1]))
+        if is_interrupted:
+            break
+    result = join(documents, len(planned))
+    print_result(result, summary_text, as_json=as_json)
+    if is_interrupted:
+        click.echo("nvgemm-aot: interrupted; compiled kernels are in the cache", err=True)
+        ctx.exit(INTERRUPTED)
+    _require_right(result)
 
 
-def _require_right(reports: list[tuple[KernelTask, KernelReport]]) -> None:
-    from ...emulator.checking.kernel_check import Verdict
+def _split(planned: Sequence[PlannedKernel], size: int) -> list[Sequence[PlannedKernel]]:
+    return [planned[begin : begin + size] for begin in range(0, len(planned), size)]
 
-    bad = [report for _, report in reports if report.verdict in (Verdict.WRONG, Verdict.ERROR)]
+
+def _require_right(result: dict[str, Any]) -> None:
+    kernels, failures = result["kernels"], result["not_compiled"]
+    if not kernels:
+        raise CompileError(f"none of {count_text(len(failures), 'kernel')} compiles")
+    bad = sum(kernel["verdict"] not in RIGHT for kernel in kernels)
     if bad:
         raise EmulatedKernelError(
-            f"{len(bad)} of {count_text(len(reports), 'emulated kernel')} failed; see their rows"
+            f"{bad} of {count_text(len(kernels), 'emulated kernel')} failed; see their rows"
         )

@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 MEANING = "PTX executed functionally on a CPU; not run on a GPU"
 """Meaning of a right kernel."""
 
+RIGHT = ("right", "suspect")
+"""Verdicts with which every result was right."""
+
 
 def emulation_document(
     reports: Sequence[tuple[KernelTask, KernelReport]], failures: Sequence[Failure]
 ) -> dict[str, Any]:
-    """Returns the command's result as JSON, kernels sorted by target, signature and name."""
+    """Returns outcomes as JSON, kernels sorted by target, signature and name."""
     kernels = [kernel_document(task, report) for task, report in reports]
     return {
         "meaning": MEANING,
@@ -36,6 +39,16 @@ def emulation_document(
             }
             for failure in failures
         ],
+    }
+
+
+def join(documents: Sequence[dict[str, Any]], planned: int) -> dict[str, Any]:
+    """Returns the command's result as JSON: outcomes of all parts, and the number of kernels."""
+    return {
+        "meaning": MEANING,
+        "planned": planned,
+        "kernels": [row for document in documents for row in document["kernels"]],
+        "not_compiled": [row for document in documents for row in document["not_compiled"]],
     }
 
 
@@ -70,7 +83,7 @@ def kernel_document(task: KernelTask, report: KernelReport) -> dict[str, Any]:
     }
 
 
-def emulation_text(document: dict[str, Any]) -> str:
+def rows_text(document: dict[str, Any]) -> str:
     """Renders a row for each kernel, then each fault and each kernel that does not compile."""
     kernels = document["kernels"]
     rows = [
@@ -100,16 +113,25 @@ def emulation_text(document: dict[str, Any]) -> str:
                 f"{fault['seed']}: {fault['reason']}"
             )
     lines += (
-        f"not compiled: {failure['operator']} for {failure['target']}: {failure['reason']}"
+        f"not compiled: {failure['operator']}: {failure['signature']} for {failure['target']}: "
+        f"{failure['reason']}"
         for failure in document["not_compiled"]
     )
-    suspect = sum(kernel["verdict"] == "suspect" for kernel in kernels)
-    right = suspect + sum(kernel["verdict"] == "right" for kernel in kernels)
-    among = f", {suspect} of them suspect" if suspect else ""
-    lines.append(
-        f"{right} of {count_text(len(kernels), 'kernel')} right{among}: {document['meaning']}"
-    )
     return "\n".join(lines)
+
+
+def summary_text(document: dict[str, Any]) -> str:
+    """Renders the counts of right and other kernels."""
+    kernels, failures = document["kernels"], document["not_compiled"]
+    right = sum(kernel["verdict"] in RIGHT for kernel in kernels)
+    text = f"{right} of {count_text(len(kernels), 'kernel')} right"
+    if suspect := sum(kernel["verdict"] == "suspect" for kernel in kernels):
+        text += f", {suspect} of them suspect"
+    if failures:
+        text += f", {len(failures)} not compiled"
+    if left := document["planned"] - len(kernels) - len(failures):
+        text += f", {left} not emulated"
+    return f"{text}: {document['meaning']}"
 
 
 def _sizes(kernel: dict[str, Any]) -> str:

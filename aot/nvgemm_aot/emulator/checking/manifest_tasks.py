@@ -79,13 +79,16 @@ def manifest_kernels(
     return tuple(planned.values())
 
 
-def provider_kernels(name: str, target: TargetName, *, most: int) -> tuple[PlannedKernel, ...]:
+def provider_kernels(
+    name: str, target: TargetName, *, most: int, progress: Progress | None = None
+) -> tuple[PlannedKernel, ...]:
     """Plans a provider's most preferred kernels for every signature that it serves on a target.
 
     Args:
         name: Provider's name, or ``module:class``.
         target: Target.
         most: Most kernels for a signature.
+        progress: Called after each signature.
 
     Raises:
         TargetError: If the target has another platform's host code.
@@ -99,10 +102,12 @@ def provider_kernels(name: str, target: TargetName, *, most: int) -> tuple[Plann
         )
     built = build_target(target.arch, platform=platform, **_cuda(target))
     planned: list[PlannedKernel] = []
-    for signature in EVERY_SIGNATURE:
+    for number, signature in enumerate(EVERY_SIGNATURE, start=1):
         candidates = provider.enumerate(signature, built).candidates
         first = sorted(candidates, key=lambda one: (one.preference, one.operator))[:most]
         planned += (PlannedKernel(task=task) for task in make_tasks(first, built, provider))
+        if progress is not None:
+            progress(number, len(EVERY_SIGNATURE))
     return tuple(planned)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Sequence
 
 from ..emulation_errors import UnsupportedPtxError
 from ..machine.meanings import Meanings
@@ -36,6 +37,7 @@ from .tensor_cores import (
     tensor_multiply,
     tensor_registers,
     warp_group_multiply,
+    warp_multiply,
 )
 
 _FAMILIES = (
@@ -52,6 +54,7 @@ _FAMILIES = (
     tensor_multiply,
     tensor_registers,
     warp_group_multiply,
+    warp_multiply,
     arithmetic,
     atomics,
     bits,
@@ -76,7 +79,7 @@ def plan_of(program: Program) -> Plan:
     """Returns the decoded program, which is kept as long as the program.
 
     Raises:
-        UnsupportedPtxError: If instructions are not known; names all of them.
+        UnsupportedPtxError: If instructions are not known; names each kind.
     """
     if (plan := _PLANS.get(program)) is None:
         plan = _PLANS[program] = Plan(program, _decode_all(program))
@@ -85,21 +88,31 @@ def plan_of(program: Program) -> Plan:
 
 def _decode_all(program: Program) -> Meanings:
     assert _FAMILIES
-    meanings, unknown = [], []
+    meanings = []
+    unknown: dict[tuple[object, ...], list[UnsupportedPtxError]] = {}
     for instruction in program.instructions:
         try:
             meaning = decode(instruction, program)
         except UnsupportedPtxError as error:
-            unknown.append(str(error))
+            reason = str(error).replace(instruction.text, "").partition(": ")[2]
+            alike = (instruction.opcode, instruction.qualifiers, reason)
+            unknown.setdefault(alike, []).append(error)
             continue
         predicate = instruction.predicate
         meanings.append(
             (meaning, None if predicate is None else predicate.number, instruction.negated)
         )
-    if len(unknown) == 1:
-        raise UnsupportedPtxError(unknown[0])
+    count = sum(map(len, unknown.values()))
+    if count == 1:
+        raise next(iter(unknown.values()))[0]
     if unknown:
-        raise UnsupportedPtxError(
-            f"{len(unknown)} unknown instructions: " + "; ".join(dict.fromkeys(unknown))
-        )
+        raise UnsupportedPtxError(f"{count} unknown instructions: {_listed(unknown.values())}")
     return meanings
+
+
+def _listed(unknown: Iterable[Sequence[UnsupportedPtxError]]) -> str:
+    """Lists the first of each kind, with the number of others."""
+    return "; ".join(
+        f"{alike[0]} ({len(alike) - 1} more alike)" if alike[1:] else str(alike[0])
+        for alike in unknown
+    )

@@ -11,13 +11,14 @@ from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
 from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import Mask
+from ...machine.ordering import Operation
 from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand, Register, Vector
 from ..decoders import Qualifiers, decodes
 from ..shared_addresses import active_lanes, locate, shared_address
 from ..values import BITS, read
-from .late_effects import check_running, later
+from .late_effects import check_running, complete_at_barrier
 from .reductions import reduce
 
 _STORED = (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "f32", "f64")
@@ -129,21 +130,17 @@ def _elements(
 
 
 def _send(warp: Warp, instruction: Instruction, sent: _Sent) -> None:
-    grid, block, offset = warp.block.cluster.grid, sent.block, sent.offset
+    ordering, block, offset = warp.block.cluster.grid.ordering, sent.block, sent.offset
     size = len(sent.data)
-    started = grid.ordering.begin(warp)
-    grid.ordering.use_barrier(warp, block, sent.barrier_offset, asynchronous=True)
 
-    def arrive() -> None:
+    def put(operation: Operation) -> int:
         check_running(block, "writes")
         data = sent.data
         if sent.operation is not None:
             old = block.shared[offset : offset + size]
             data = reduce(sent.operation, sent.type, old, data)
-        grid.ordering.operation_write(started, block, np.array([offset], np.int64), size)
+        ordering.operation_write(operation, block, np.array([offset], np.int64), size)
         block.shared[offset : offset + size] = data
-        clock = grid.ordering.finish(started)
-        barrier = block.barrier_at(sent.barrier_offset)
-        grid.progress += barrier.complete(grid.ordering, clock, size)
+        return size
 
-    later(warp, instruction, object(), arrive)
+    complete_at_barrier(warp, instruction, block, sent.barrier_offset, put)

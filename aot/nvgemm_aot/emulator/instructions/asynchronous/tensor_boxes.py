@@ -125,6 +125,21 @@ class Box:
                 f"the first coordinate of {kind.name} is {first}, must be a multiple of {unit}"
             )
 
+    def check_store(self) -> None:
+        """Checks that the box may be stored.
+
+        The PTX ISA names no such rule, but an H100 reports an illegal instruction for stores at
+        negative coordinates, which it loads.
+
+        Raises:
+            EmulationError: If a coordinate is negative.
+        """
+        if min(self._coordinates) < 0:
+            raise EmulationError(
+                f"stores a box at coordinates {tuple(self._coordinates)}; a store's must not be "
+                "negative: an H100 reports an illegal instruction"
+            )
+
     def read(self, memory: GlobalMemory) -> Bytes:
         """Returns the bytes that shared memory gets, before they are swizzled.
 

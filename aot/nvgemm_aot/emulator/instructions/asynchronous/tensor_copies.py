@@ -239,6 +239,8 @@ def _begin_store(
 ) -> None:
     grid, block = warp.block.cluster.grid, warp.block
     tensor = tiles[0].tensor
+    for tile in tiles:
+        tile.check_store()
     size = sum(tile.shared_bytes for tile in tiles)
     chunks = chunks_of(block, offset, size, tensor.swizzle)
     operation = grid.ordering.begin(warp)

@@ -62,9 +62,6 @@ _DEPTHS = {
     Kind.MXF4NVF4: 64,
 }
 
-_LONG_DEPTH = 96
-"""Depth of packed 4-bit elements if bit 31 is set."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionDescriptor:
@@ -126,13 +123,15 @@ def decode_instruction_descriptor(word: int, kind: Kind, blocks: int) -> Instruc
             raise _wrong(f"type of {name}", code, f"one of {[*formats]} of .{kind.value}")
     reserved = _SCALED_RESERVED if kind.is_scaled else _PLAIN_RESERVED
     if packed:
-        reserved = reserved & ~(1 << 31) | 1 << 12
+        reserved |= 1 << 12
+        if word >> 31:
+            raise _wrong("K", 96, "64; the longer K that only sm_103a has is not supported")
     if word & reserved:
         raise _wrong("reserved bits", f"{word & reserved:#x}", "0")
     found = InstructionDescriptor(
         m=(word >> 27 & 3) << 7 if kind.is_scaled else (word >> 24 & 31) << 4,
         n=(word >> 17 & 63) << 3,
-        k=_LONG_DEPTH if packed and word >> 31 else _DEPTHS[kind],
+        k=_DEPTHS[kind],
         a=formats[codes[0]],
         b=formats[codes[1]],
         accumulator=_accumulator(word, kind),

@@ -34,7 +34,7 @@ ROWS = 64
 _FRAGMENT = 4
 """Registers of a thread that hold A."""
 
-_FORMATS: dict[str, ElementFormat] = {
+FORMATS: dict[str, ElementFormat] = {
     "f16": F16,
     "bf16": BF16,
     "tf32": TF32,
@@ -44,7 +44,7 @@ _FORMATS: dict[str, ElementFormat] = {
     "s8": INTEGER8[1],
 }
 
-_ACCUMULATORS = {
+ACCUMULATORS = {
     "f16": ("f16", "f32"),
     "bf16": ("f32",),
     "tf32": ("f32",),
@@ -55,8 +55,8 @@ _ACCUMULATORS = {
 }
 """Types of D by that of A."""
 
-_PARTNERS = {"e4m3": ("e4m3", "e5m2"), "e5m2": ("e4m3", "e5m2"), "u8": ("u8", "s8")}
-_PARTNERS["s8"] = _PARTNERS["u8"]
+PARTNERS = {"e4m3": ("e4m3", "e5m2"), "e5m2": ("e4m3", "e5m2"), "u8": ("u8", "s8")}
+PARTNERS["s8"] = PARTNERS["u8"]
 """Types of B by that of A, if it may be another one."""
 
 _SWIZZLES = (Swizzle.NONE, Swizzle.ROWS_128, Swizzle.ROWS_64, Swizzle.ROWS_32)
@@ -103,7 +103,7 @@ def _multiply(instruction: Instruction, program: Program) -> Step:
     names = [each.name for each in (*registers, *fragment)]
 
     def step(warp: Warp, mask: Mask) -> None:
-        _check_lanes(mask)
+        check_lanes(mask)
         operands = tuple(_uniform(word(warp)) for word in words)
         group = group_of(warp)
         last = group.issue(warp, instruction, operands, numbers, fragment_numbers, names)
@@ -126,12 +126,12 @@ def _decode(
     size = qualifiers.next()
     saturates = qualifiers.flag("satfinite")
     accumulator = qualifiers.one_of("f16", "f32", "s32")
-    kind = qualifiers.one_of(*_FORMATS)
-    partner = qualifiers.one_of(*_PARTNERS.get(kind, (kind,)))
+    kind = qualifiers.one_of(*FORMATS)
+    partner = qualifiers.one_of(*PARTNERS.get(kind, (kind,)))
     qualifiers.end()
-    if accumulator not in _ACCUMULATORS[kind] or (saturates and accumulator != "s32"):
+    if accumulator not in ACCUMULATORS[kind] or (saturates and accumulator != "s32"):
         raise instruction.unknown(f"D of .{accumulator} for A of .{kind}")
-    k = 2 * _FORMATS[kind].chunk_elements
+    k = 2 * FORMATS[kind].chunk_elements
     n = _columns(size, k, accumulator, instruction)
     d, a, b, accumulates, *constants = instruction.operands
     in_registers = isinstance(a, Vector)
@@ -141,16 +141,16 @@ def _decode(
     shape = _Shape(
         n=n,
         k=k,
-        a=_FORMATS[kind],
-        b=_FORMATS[partner],
+        a=FORMATS[kind],
+        b=FORMATS[partner],
         accumulator=accumulator,
         saturates=saturates,
         a_in_registers=in_registers,
         signs=signs,
         transposes=transposes,
     )
-    registers = _registers(d, shape.registers, instruction)
-    fragment = _registers(a, _FRAGMENT, instruction) if in_registers else []
+    registers = registers_of(d, shape.registers, instruction)
+    fragment = registers_of(a, _FRAGMENT, instruction) if in_registers else []
     words = [
         read(each, kind_of, instruction, program)
         for each, kind_of in ((a, "b64"), (b, "b64"), (accumulates, "pred"))
@@ -193,12 +193,19 @@ def _constants(
     return (signs[0], signs[1]), (bool(turns[0]), bool(turns[1]))
 
 
-def _registers(operand: Operand, count: int, instruction: Instruction) -> list[Register]:
+def registers_of(
+    operand: Operand, count: int, instruction: Instruction, *, distinct: bool = True
+) -> list[Register]:
+    """Returns the 32-bit registers of a vector, of which none may stand in it twice if distinct.
+
+    Raises:
+        UnsupportedPtxError: If it has another number or type of elements.
+    """
     elements = operand.elements if isinstance(operand, Vector) else ()
     found = [each for each in elements if isinstance(each, Register) and BITS[each.type] == 32]
     if len(found) != count or len(elements) != count:
         raise instruction.unknown(f"a vector of {len(elements)}, must have {count} registers,")
-    if len({each.number for each in found}) != count:
+    if distinct and len({each.number for each in found}) != count:
         raise instruction.unknown("a register that stands twice in a vector")
     return found
 
@@ -208,7 +215,12 @@ def _check_target(instruction: Instruction, program: Program) -> None:
         raise instruction.unknown(f"wgmma on {program.target}, which only {TARGET} has,")
 
 
-def _check_lanes(mask: Mask) -> None:
+def check_lanes(mask: Mask) -> None:
+    """Checks that all lanes of a warp run an instruction.
+
+    Raises:
+        EmulationError: If some do not.
+    """
     if not mask.all():
         raise EmulationError(f"runs in {int(mask.sum())} lanes of a warp, must run in all {LANES}")
 
@@ -237,7 +249,7 @@ def _run(multiplication: Multiplication, shape: _Shape, block: Block) -> None:
             if sums.matrix is None:
                 sums.matrix = _pack(sums.words(), shape)
             result = result + sums.matrix
-        sums.matrix = _rounded(result, shape)
+        sums.matrix = rounded(result, shape.accumulator, saturates=shape.saturates)
     grid = block.cluster.grid
     for rank, operation in enumerate(multiplication.operations):
         multiplication.clocks[rank] = grid.ordering.finish(operation)
@@ -307,12 +319,13 @@ def _unpack(sums: Sums) -> npt.NDArray[np.uint32]:
     return sums.unpacked[1]
 
 
-def _rounded(values: Values, shape: _Shape) -> npt.NDArray[Any]:
-    if shape.accumulator == "s32":
-        if shape.saturates:
+def rounded(values: Values, accumulator: str, *, saturates: bool) -> npt.NDArray[Any]:
+    """Returns sums in an accumulator's type; integers wrap if they do not saturate."""
+    if accumulator == "s32":
+        if saturates:
             values = np.clip(values, -(2.0**31), 2.0**31 - 1)
         return values.astype(np.int64).astype(np.uint32).view(np.int32)
-    return values.astype(np.float16 if shape.accumulator == "f16" else np.float32)
+    return values.astype(np.float16 if accumulator == "f16" else np.float32)
 
 
 @decodes("wgmma.fence")
@@ -320,7 +333,7 @@ def _fence(instruction: Instruction, program: Program) -> Step:
     _check_plain(instruction, program, "fence")
 
     def step(warp: Warp, mask: Mask) -> None:
-        _check_lanes(mask)
+        check_lanes(mask)
         group_of(warp).fence(warp)
 
     return going_on(step)
@@ -331,7 +344,7 @@ def _commit_group(instruction: Instruction, program: Program) -> Step:
     _check_plain(instruction, program, "commit_group")
 
     def step(warp: Warp, mask: Mask) -> None:
-        _check_lanes(mask)
+        check_lanes(mask)
         group_of(warp).commit(warp)
 
     return going_on(step)
@@ -346,7 +359,7 @@ def _wait_group(instruction: Instruction, program: Program) -> Step:
     allowed = operand.value
 
     def step(warp: Warp, mask: Mask) -> str | None:
-        _check_lanes(mask)
+        check_lanes(mask)
         warp.waiting = group_of(warp).wait(warp, allowed, _unpack)
         return None if warp.waiting is None else RETRY
 
