@@ -92,7 +92,7 @@ def test_ptx_that_is_not_known_is_an_error_that_names_it(
 
 def test_a_row_says_what_was_emulated_and_each_fault(outcomes: dict[str, Outcome]) -> None:
     text = emulation_text(emulation_document([outcomes["right"], outcomes["wrong"]], ()))
-    assert "4, up to m" in text
+    assert "5, up to m" in text
     assert "elements are wrong" in text
     assert text.endswith(
         "1 of 2 kernels right: PTX executed functionally on a CPU; not run on a GPU"

@@ -79,8 +79,8 @@ def emulate(
 
     Compiles the kernels that a build of MANIFEST holds. Then executes their PTX functionally on the
     CPU, called by their own launchers through nvgemm_runtime's functions, and compares each result
-    with a reference. Problems are small: three with tails along m, n and k, and one with several
-    tiles.
+    with a reference. Problems are small: three with tails along m, n and k, one with several tiles,
+    and one with a long k.
 
     Emulation does not show what ptxas makes of the PTX, times, or how tensor cores round.
     """

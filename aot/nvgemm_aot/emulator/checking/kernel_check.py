@@ -21,6 +21,7 @@ from nvgemm_runtime.launch.loading.loader import LOADER, LoadedKernel
 
 from ...bundle.content import BuiltKernel, BundleContent
 from ...bundle.writer import write_bundle
+from ...providers.base import STATIC_PERSISTENT
 from ...targets.profile import load_profile
 from ...tuning.correctness.exact_operands import OperandCheck, make_checks
 from ..machine.launch import Schedule
@@ -39,6 +40,11 @@ _GUARD_BYTES = 256
 
 _DELAY = 6
 """Rounds by which asynchronous effects are late at most, for all seeds but the first."""
+
+
+_MOST_CLUSTERS = (None, 1, 2)
+"""Clusters that compute tiles by a fixed number of blocks, by turns: with fewer than tiles, a
+block computes several."""
 
 
 class Verdict(enum.Enum):
@@ -227,6 +233,10 @@ def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int, n
     session.runner.schedule = Schedule(
         seed=seed, delay=_DELAY if number else 0, resident=1 + (number + 1) % 3
     )
+    if loaded.kernel.design.scheduler == STATIC_PERSISTENT:
+        session.runner.most_clusters = _MOST_CLUSTERS[number % len(_MOST_CLUSTERS)]
+    else:
+        session.runner.most_clusters = None
     verdict: Verdict
     reason: str | None
     try:
