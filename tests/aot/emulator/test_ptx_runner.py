@@ -43,6 +43,11 @@ def test_a_kernel_that_steps_by_the_grid_gets_fewer_clusters(
     assert emulated_launch(CAUGHT, STEPPING, most).grid == grid
 
 
+def test_a_kernel_with_a_preferred_cluster_keeps_its_grid() -> None:
+    preferred = replace(CAUGHT, preferred_cluster=(2, 2, 1))
+    assert emulated_launch(preferred, STEPPING, 1).grid == CAUGHT.grid
+
+
 def test_whole_clusters_are_left_out() -> None:
     along_z = replace(CAUGHT, cluster=(2, 1, 2))
     assert emulated_launch(along_z, STEPPING, 1).grid == (2, 1, 2)

@@ -22,12 +22,14 @@ class Region:
         data: Its bytes.
         name: Name in messages.
         writable: True if the kernel may write it.
+        is_workspace: True if blocks exchange data in it.
     """
 
     address: int
     data: Bytes
     name: str
     writable: bool = True
+    is_workspace: bool = False
 
     @property
     def end(self) -> int:

@@ -73,4 +73,5 @@ def _regions(spans: Iterable[tuple[int, int, str]]) -> Iterable[Region]:
             data=np.ctypeslib.as_array((ctypes.c_uint8 * (end - start)).from_address(start)),
             name=" and ".join(names),
             writable=not _WRITTEN.isdisjoint(names),
+            is_workspace=WORKSPACE in names,
         )

@@ -62,12 +62,18 @@ def emulated_launch(
         block=caught.block,
         cluster=caught.cluster,
         shared_bytes=caught.shared_bytes,
+        is_dependent=caught.is_dependent,
         parameters=caught.parameter_bytes(layout, program.parameter_bytes),
     )
 
 
 def _smaller_grid(caught: CaughtLaunch, program: Program, most_clusters: int | None) -> Extent:
-    """Returns the grid with at most so many clusters along the only axis that has several."""
+    """Returns the grid with at most so many clusters along the only axis that has several.
+
+    A kernel with a preferred cluster keeps its grid, whose axes depend on both clusters.
+    """
+    if caught.preferred_cluster is not None:
+        return caught.grid
     grid, cluster = list(caught.grid), caught.cluster
     axes = [axis for axis in range(3) if grid[axis] > cluster[axis]]
     if most_clusters is not None and len(axes) == 1:
