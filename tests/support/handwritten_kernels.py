@@ -110,6 +110,7 @@ def run(
     shared: int = 65536,
     readonly: Sequence[str] = (),
     workspaces: Sequence[str] = (),
+    early: Sequence[str] = (),
     is_dependent: bool = False,
     ordering: object = None,
     target: str = "sm_100a",
@@ -125,6 +126,7 @@ def run(
             name=name,
             writable=name not in readonly,
             is_workspace=name in workspaces,
+            is_early=name in early,
         )
         for name, data in (tensors or {}).items()
     ]

@@ -95,7 +95,7 @@ ACCESSES = {
 }
 
 
-def dependent(body: str, *, is_dependent: bool = True, threads: int = 32) -> list[str]:
+def dependent(body: str, *, threads: int = 32, **options: object) -> list[str]:
     data = aligned(64, np.uint32)
     begin = """
 ld.param.u64 %d1, [a0];
@@ -110,7 +110,7 @@ fence.proxy.async;
         tensors={"data": data},
         pointers=[data],
         maps=[tensor_map(data, "u32", [64], [4])],
-        is_dependent=is_dependent,
+        **{"is_dependent": True, **options},  # type: ignore[arg-type]
         threads=threads,
     ).findings
     return [each for each in found if "depends have ended" in each]
@@ -138,3 +138,7 @@ TOGETHER:
 """
     assert dependent(body.format("bar.sync 0;"), threads=64) == []
     assert len(dependent(body.format(""), threads=64)) == 1
+
+
+def test_offsets_of_groups_may_be_read_before() -> None:
+    assert dependent(ACCESSES["load"], early=["data"]) == []

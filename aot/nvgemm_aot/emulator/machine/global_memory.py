@@ -23,6 +23,7 @@ class Region:
         name: Name in messages.
         writable: True if the kernel may write it.
         is_workspace: True if blocks exchange data in it.
+        is_early: True if its data are complete before a dependent launch may begin.
     """
 
     address: int
@@ -30,6 +31,7 @@ class Region:
     name: str
     writable: bool = True
     is_workspace: bool = False
+    is_early: bool = False
 
     @property
     def end(self) -> int:

@@ -173,8 +173,8 @@ class Scheduler:
         for block in cluster.blocks:
             if block.tensor.allocated:
                 raise EmulationError(
-                    f"block {block.index} ends without freeing its tensor memory: columns "
-                    f"{block.tensor.allocated}"
+                    f"block {block.index} ends without freeing its tensor memory, "
+                    f"{block.tensor.describe()}; tcgen05.dealloc must come before"
                 )
 
     def _deadlock(self) -> str:

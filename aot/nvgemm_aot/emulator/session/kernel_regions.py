@@ -19,6 +19,10 @@ RESULTS = frozenset({Role.OUT.value, Role.SUMS.value})
 
 _WRITTEN = RESULTS | {WORKSPACE}
 
+_EARLY = {Role.OFFSETS.value}
+"""Operands that a dependent launch may read before earlier launches end, since what writes them
+must not let it begin early."""
+
 
 def kernel_regions(
     signature: Signature, parameters: Sequence[str], arguments: Sequence[AnyStruct]
@@ -74,4 +78,5 @@ def _regions(spans: Iterable[tuple[int, int, str]]) -> Iterable[Region]:
             name=" and ".join(names),
             writable=not _WRITTEN.isdisjoint(names),
             is_workspace=WORKSPACE in names,
+            is_early=_EARLY.issuperset(names),
         )
