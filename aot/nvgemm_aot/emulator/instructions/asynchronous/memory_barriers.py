@@ -240,7 +240,7 @@ def _wait(
         ordering.use_barrier(warp, block, offset)
         value = int(phase(warp)[lane])
         if parity:
-            wanted = _bounded(value, 0, 1, "the parity of a phase")
+            wanted = value & 1  # quack's pingpong kernels count on past 1, and are right on an H200
             passed = barrier.phase & 1 != wanted
         else:
             wanted = value >> _PENDING_BITS
