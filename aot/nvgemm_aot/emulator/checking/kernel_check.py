@@ -266,16 +266,17 @@ def _faults(
     check.prepare()
     call_as_user(loaded, check.operands)
     fault = check.fault(window)
+    executions = list(_executions(session.device))
+    findings = [finding for execution in executions for finding in execution.findings]
     if fault is not None:
-        yield Verdict.WRONG, f"{check.name}: {fault}"
+        cause = f"; perhaps since {findings[0]}" if findings else ""
+        yield Verdict.WRONG, f"{check.name}: {fault}{cause}"
     window.view(_bytes_type()).fill_(_POISON)
     if int((frame != _POISON).sum()):
         yield Verdict.WRONG, f"{check.name}: bytes beside the result were written"
-    executions = list(_executions(session.device))
     if not executions:
         yield Verdict.WRONG, "the call launched no kernel"
-    for execution in executions:
-        yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in execution.findings)
+    yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in findings)
 
 
 _POISON = 0xFF

@@ -19,9 +19,9 @@ RESULTS = frozenset({Role.OUT.value, Role.SUMS.value})
 
 _WRITTEN = RESULTS | {WORKSPACE}
 
-_EARLY = {Role.OFFSETS.value}
-"""Operands that a dependent launch may read before earlier launches end, since what writes them
-must not let it begin early."""
+_EARLY = {Role.OFFSETS.value, WORKSPACE}
+"""Parameters that a dependent launch may access before earlier launches end: what writes offsets
+must not let it begin early, nor does the fill that zeroes a workspace."""
 
 
 def kernel_regions(
