@@ -109,6 +109,9 @@ def run(
     seed: int = 0,
     shared: int = 65536,
     readonly: Sequence[str] = (),
+    workspaces: Sequence[str] = (),
+    early: Sequence[str] = (),
+    is_dependent: bool = False,
     ordering: object = None,
     target: str = "sm_100a",
 ) -> Execution:
@@ -122,6 +125,8 @@ def run(
             data=data.reshape(-1).view(np.uint8),
             name=name,
             writable=name not in readonly,
+            is_workspace=name in workspaces,
+            is_early=name in early,
         )
         for name, data in (tensors or {}).items()
     ]
@@ -130,6 +135,7 @@ def run(
         block=(threads, 1, 1),
         cluster=(cluster, 1, 1),
         shared_bytes=shared,
+        is_dependent=is_dependent,
         parameters=b"".join(maps)
         + b"".join(each.ctypes.data.to_bytes(8, "little") for each in pointers),
     )

@@ -100,7 +100,7 @@ def test_a_run_is_repeated_by_its_seed(outcomes: dict[str, Outcome]) -> None:
         for name in ("right", "repeated")
     )
     assert first == again
-    assert len(again) == 4
+    assert len(again) == 5
 
 
 def test_a_planted_fault_makes_results_wrong(outcomes: dict[str, Outcome]) -> None:
@@ -124,7 +124,7 @@ def test_ptx_that_is_not_known_is_an_error_that_names_it(
 def test_a_row_says_what_was_emulated_and_each_fault(outcomes: dict[str, Outcome]) -> None:
     document = emulation_document([outcomes["right"], outcomes["wrong"]], ())
     text = rows_text(document)
-    assert "4, up to m" in text
+    assert "5, up to m" in text
     assert "elements are wrong" in text
     assert summary_text(join([document], 2)) == (
         "1 of 2 kernels right: PTX executed functionally on a CPU; not run on a GPU"
@@ -153,7 +153,7 @@ def test_an_interrupted_run_reports_what_it_has(
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 130
     assert [len(part) for part in parts] == [32, 32]
-    assert result.stdout.count("4, up to m") == 2
+    assert result.stdout.count("5, up to m") == 2
     assert result.stdout.splitlines()[-1].startswith("2 of 2 kernels right, 198 not emulated: ")
     assert "200 kernels for 1 signature, in 7 parts" in result.stderr
     assert "interrupted; compiled kernels are in the cache" in result.stderr

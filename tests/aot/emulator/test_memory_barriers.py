@@ -43,6 +43,40 @@ def test_phase_waits_for_the_bytes_it_expects():
         run(body + done + wait(0), threads=1)
 
 
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("mbarrier.init.shared.b64 [smem], 3;\n", None),
+        ("mbarrier.init.shared.b64 [smem], 1;\nmbarrier.arrive.shared.b64 _, [smem];\n", None),
+        (
+            "mbarrier.init.shared.b64 [smem], 3;\n" + "mbarrier.arrive.shared.b64 _, [smem];\n" * 4,
+            "ends within phase 1 of the memory barrier at offset 0: 1 of 3 arrivals have come, 0",
+        ),
+        (
+            INIT + "mbarrier.arrive.expect_tx.shared.b64 _, [smem], 16;\n",
+            "ends within phase 0 of the memory barrier at offset 0: 1 of 1 arrivals have come, 16",
+        ),
+    ],
+)
+def test_a_block_ends_between_a_barrier_s_phases(body, left):
+    found = run(body, threads=1).findings
+    assert len(found) == (left is not None)
+    assert left is None or left in found[0]
+
+
+@pytest.mark.parametrize("parity", [0, 2, 0xFFFF_FFFE])
+def test_a_parity_is_its_lowest_bit(parity):
+    begin = """
+mbarrier.init.shared.b64 [smem], 32;
+mbarrier.arrive.shared.b64 _, [smem];
+"""
+    wait = "mbarrier.try_wait.parity.shared.b64 %p1, [smem], {};\n@%p1 bra END;\ntrap;\nEND:\n"
+    begin = f"mov.u32 %r1, %tid.x;\nsetp.eq.u32 %p2, %r1, 0;\n@%p2 {begin.strip()}"
+    run(f"{begin}\n{wait.format(parity)}")
+    with pytest.raises(EmulationError, match="runs trap"):
+        run(f"{begin}\n{wait.format(parity + 1)}")
+
+
 def test_separate_expect_tx_and_early_bytes_count():
     run(
         INIT

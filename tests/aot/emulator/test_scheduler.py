@@ -226,6 +226,29 @@ def test_waiting_for_global_memory_that_nobody_writes_is_a_deadlock() -> None:
         launched(body, Schedule(quantum=3))
 
 
+@pytest.mark.parametrize("end", ["", "trap;"])
+def test_lanes_come_together_in_front_of_a_loop_without_end(end: str) -> None:
+    body = """
+        setp.lt.u32 %p0, %r0, 8; @%p0 bra JOIN; mov.b32 %r62, 1;
+    JOIN: elect.sync %r1|%p1, -1; @!%p1 bra TOGETHER; mov.b32 %r62, 2;
+    TOGETHER: bar.warp.sync -1;
+    LOOP: ld.acquire.gpu.global.b32 %r1, [%d0]; bra LOOP;
+    """
+    with pytest.raises(DeadlockError, match=r"no warp can go on: .*ld\.acquire"):
+        launched(body + end, Schedule(quantum=3))
+
+
+def test_a_loop_without_end_may_be_one_warp_s() -> None:
+    body = """
+        setp.lt.u32 %p0, %r0, 32; @%p0 bra END;
+    LOOP: elect.sync %r1|%p1, -1; @!%p1 bra TOGETHER; mov.b32 %r62, 2;
+    TOGETHER: bar.warp.sync -1; bra LOOP;
+    END:
+    """
+    with pytest.raises(DeadlockError, match=r"no warp can go on: .*warp 1"):
+        lanes(body, threads=64)
+
+
 def test_a_long_computation_is_no_deadlock_for_those_who_wait() -> None:
     # Warp 0 computes for thousands of rounds while warp 1 waits at a barrier.
     body = """

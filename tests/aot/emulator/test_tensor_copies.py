@@ -213,7 +213,7 @@ def plain(**changes):
     ("changes", "error", "message"),
     [
         ({"size": 272}, DeadlockError, "16 bytes are missing"),
-        ({"size": 240}, DeadlockError, "-16 bytes are missing"),
+        ({"size": 240}, DeadlockError, "copies brought 16 bytes too many"),
         ({"sizes": (80,), "box": (80,), "size": 320}, MemoryAccessError, "no tensor holds"),
         ({"sizes": (32, 4), "box": (32, 4), "at": "{0, 0}"}, MemoryAccessError, "no tensor holds"),
         ({"box": (2,)}, EmulationError, "multiple of 16 bytes"),

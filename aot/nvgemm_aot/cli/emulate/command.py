@@ -89,8 +89,9 @@ def emulate(
 
     Compiles the kernels that a build of MANIFEST holds. Then executes their PTX functionally on the
     CPU, called by their own launchers through nvgemm_runtime's functions, and compares each result
-    with a reference. Problems are small: three with tails along m, n and k, and one with several
-    tiles. Rows are printed for each part of many kernels; Ctrl-C ends with the rows so far.
+    with a reference. Problems are small: three with tails along m, n and k, one with several tiles,
+    and one with a long k. Rows are printed for each part of many kernels; Ctrl-C ends with the rows
+    so far.
 
     Emulation does not show what ptxas makes of the PTX, times, or how tensor cores round.
     """

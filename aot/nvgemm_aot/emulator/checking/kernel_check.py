@@ -21,6 +21,7 @@ from nvgemm_runtime.launch.loading.loader import LOADER, LoadedKernel
 
 from ...bundle.content import BuiltKernel, BundleContent
 from ...bundle.writer import write_bundle
+from ...providers.base import STATIC_PERSISTENT
 from ...targets.profile import load_profile
 from ...tuning.correctness.exact_operands import OperandCheck, make_checks
 from ..machine.launch import Schedule
@@ -39,6 +40,11 @@ _GUARD_BYTES = 256
 
 _DELAY = 6
 """Rounds by which asynchronous effects are late at most, for all seeds but 0."""
+
+
+_MOST_CLUSTERS = (None, 1, 2)
+"""Clusters that compute tiles by a fixed number of blocks, by turns: with fewer than tiles, a
+block computes several."""
 
 
 class Verdict(enum.Enum):
@@ -230,6 +236,11 @@ def _run(session: _Session, loaded: LoadedKernel, problem: Problem, seed: int) -
     checks = make_checks(problem, "cpu", seed=seed)
     check = checks[seed % len(checks)]
     session.runner.schedule = schedule_of(seed)
+    session.runner.most_clusters = (
+        _MOST_CLUSTERS[seed % len(_MOST_CLUSTERS)]
+        if loaded.kernel.design.scheduler == STATIC_PERSISTENT
+        else None
+    )
     verdict: Verdict
     reason: str | None
     try:
@@ -259,16 +270,17 @@ def _faults(
     check.prepare()
     call_as_user(loaded, check.operands)
     fault = check.fault(window)
+    executions = list(_executions(session.device))
+    findings = [finding for execution in executions for finding in execution.findings]
     if fault is not None:
-        yield Verdict.WRONG, f"{check.name}: {fault}"
+        cause = f"; perhaps since {findings[0]}" if findings else ""
+        yield Verdict.WRONG, f"{check.name}: {fault}{cause}"
     window.view(_bytes_type()).fill_(_POISON)
     if int((frame != _POISON).sum()):
         yield Verdict.WRONG, f"{check.name}: bytes beside the result were written"
-    executions = list(_executions(session.device))
     if not executions:
         yield Verdict.WRONG, "the call launched no kernel"
-    for execution in executions:
-        yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in execution.findings)
+    yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in findings)
 
 
 _POISON = 0xFF

@@ -14,16 +14,26 @@ _BATCH, _GROUPS = 2, 3
 _GATHERED_TERMS = (1, 4, 5, 8)
 """Rows that a sum of gathered rows adds, in each of the problems."""
 
+_SHARED_BYTES = 227 * 1024
+"""Shared memory of a block on Hopper and Blackwell (CUDA C++ Programming Guide, "Compute
+Capabilities")."""
+
+_MOST_STAGES = 32
+"""Stages that no pipeline exceeds, even if more fit."""
+
 
 def small_problems(kernel: KernelFacts) -> tuple[Problem, ...]:
-    """Returns three problems with tails, then one with several tiles along m and n.
+    """Returns three problems with tails, one with several tiles along m and n, and a deep one.
 
     The first is smaller than a tile along each dimension, the others have a whole tile with a part
-    of one along m, n and k. All sizes are multiples of what the kernel's alignment demands.
+    of one along m, n and k. The deep one has a single tile, and a k for which each stage of a
+    pipeline through shared memory is used again. All sizes are multiples of what the kernel's
+    alignment demands.
     """
-    return tuple(
-        _problem(kernel.signature, *sizes) for sizes in dict.fromkeys(_small_sizes(kernel))
-    )
+    sizes = [*_small_sizes(kernel)]
+    if kernel.signature.op is not Op.GATHERED_MM:  # adds few rows, without a pipeline
+        sizes.append(_deep_sizes(kernel))
+    return tuple(_problem(kernel.signature, *each) for each in dict.fromkeys(sizes))
 
 
 def persistent_problem(kernel: KernelFacts) -> Problem | None:
@@ -75,12 +85,26 @@ def _small_sizes(kernel: KernelFacts) -> Iterator[tuple[int, int, int]]:
         (min(5, tile_m), min(1, tile_n), 1),
         (max(1, tile_m - 1 - step_m), tile_n + 1, whole_k + 1),
         (tile_m + 1, max(1, tile_n - 1 - step_n), 2 * whole_k - step_k),
-        (tile_m * along_m + 1, 2 * tile_n * along_n - step_n, whole_k + tile_k + 1),
+        (tile_m * along_m + 1, 2 * tile_n * along_n - step_n, whole_k + 2 * tile_k - step_k),
     ]
     for (m, n, k), terms in zip(sizes, _GATHERED_TERMS):
         if kernel.signature.op is Op.GATHERED_MM:
             m, k = m + 2, terms
         yield _multiple(m, step_m), _multiple(n, step_n), _multiple(k, step_k)
+
+
+def _deep_sizes(kernel: KernelFacts) -> tuple[int, int, int]:
+    """Returns sizes with more tiles along k than stages fit into shared memory."""
+    design, signature = kernel.design, kernel.signature
+    tile_m, tile_n, tile_k = design.tile
+    stage_bits = (tile_m * signature.a.bits + tile_n * signature.b.bits) * tile_k
+    fitting = _SHARED_BYTES * 8 * design.ctas_per_tile // stage_bits
+    stages = min(fitting, _MOST_STAGES)
+    parts = design.splits * (_GROUPS if signature.op is Op.K_GROUPED_MM else 1)
+    steps = size_steps(signature, kernel.alignment_bytes)
+    sizes = (tile_m, tile_n, tile_k * (stages + 1) * parts + 1)
+    m, n, k = (_multiple(size, step) for size, step in zip(sizes, steps))
+    return m, n, k
 
 
 def _multiple(value: int, step: int) -> int:

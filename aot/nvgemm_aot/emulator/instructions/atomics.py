@@ -129,8 +129,7 @@ def _step(instruction: Instruction, program: Program, *, returns: bool) -> Step:
         given = _lane_bytes(warp, values, atomic)
         swapped = given if other is None else _lane_bytes(warp, other, atomic)
         lanes = active_lanes(mask)
-        if atomic.releases:
-            grid.release_at(warp, addresses[mask])
+        grid.release_at(warp, addresses[mask], relaxed=not atomic.releases)
         if grid.schedule.delay:
             grid.random.shuffle(lanes)
         old = np.zeros((32, atomic.bytes), np.uint8)
@@ -139,8 +138,7 @@ def _step(instruction: Instruction, program: Program, *, returns: bool) -> Step:
             old[lane] = place
             found = _combined(atomic, old[lane], given[lane], swapped[lane], is_shared=is_shared)
             place[:] = found
-        if atomic.acquires:
-            grid.acquire_from(warp, addresses[mask])
+        grid.acquire_from(warp, addresses[mask], relaxed=not atomic.acquires)
         for number, register in enumerate(results):
             if register is not None:
                 warp.put(register, _lanes_of(old, number, atomic), mask)
@@ -228,7 +226,13 @@ def _place(warp: Warp, where: int, atomic: _Atomic) -> tuple[Bytes, bool]:
         return _shared_place(warp, where, size, locate), True
     if atomic.space in _SHARED:
         return _shared_place(warp, where, size, locate_own), True
-    region = warp.block.cluster.grid.memory.find(where, where + size - 1, writes=True)
+    grid = warp.block.cluster.grid
+    region = grid.memory.find(where, where + size - 1, writes=True)
+    grid.ordering.use_global(warp)
+    if region.is_workspace:
+        offsets = np.array([where - region.address], np.int64)
+        grid.ordering.global_read(warp, region, offsets, size)
+        grid.ordering.global_write(warp, region, offsets, size)
     return region.data[where - region.address :][:size], False
 
 

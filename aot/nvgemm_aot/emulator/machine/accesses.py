@@ -243,6 +243,11 @@ def _global_places(_: int, warp: Warp, addresses: Any, size: int, writes: bool) 
     if writes:
         memory.find(first, end - 1, writes=True)
     offsets = (addresses - np.uint64(region.address)).view(np.int64)
+    ordering = warp.block.cluster.grid.ordering
+    if not region.is_early:
+        ordering.use_global(warp)
+    if region.is_workspace:
+        (ordering.global_write if writes else ordering.global_read)(warp, region, offsets, size)
     if region.address % size:
         return ((region.data, _Bytes(offsets), None),)
     return ((region.data[: len(region.data) // size * size], offsets // size, None),)

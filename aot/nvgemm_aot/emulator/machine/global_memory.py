@@ -22,12 +22,16 @@ class Region:
         data: Its bytes.
         name: Name in messages.
         writable: True if the kernel may write it.
+        is_workspace: True if blocks exchange data in it.
+        is_early: True if its data are complete before a dependent launch may begin.
     """
 
     address: int
     data: Bytes
     name: str
     writable: bool = True
+    is_workspace: bool = False
+    is_early: bool = False
 
     @property
     def end(self) -> int:

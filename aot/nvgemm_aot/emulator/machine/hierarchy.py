@@ -302,17 +302,21 @@ class Grid:
         cluster = self.launch.cluster
         return x * cluster[0], y * cluster[1], z * cluster[2]
 
-    def release_at(self, warp: Warp, addresses: Any) -> None:
-        """Keeps, for who acquires from these addresses, what happened before in a warp."""
-        clock = self.ordering.release(warp)
+    def release_at(self, warp: Warp, addresses: Any, *, relaxed: bool = False) -> None:
+        """Keeps, for who acquires from these addresses, what happened before in a warp.
+
+        With ``relaxed``, what its last fence published.
+        """
+        clock = self.ordering.release_relaxed(warp) if relaxed else self.ordering.release(warp)
         if clock is not None:
             for address in set(addresses.tolist()):
                 self._released[address] = self.ordering.merge(self._released.get(address), clock)
 
-    def acquire_from(self, warp: Warp, addresses: Any) -> None:
-        """Makes a warp acquire what was released at these addresses."""
+    def acquire_from(self, warp: Warp, addresses: Any, *, relaxed: bool = False) -> None:
+        """Makes a warp acquire what was released at these addresses; ``relaxed``, at a fence."""
+        acquire = self.ordering.acquire_relaxed if relaxed else self.ordering.acquire
         for address in self._released.keys() & set(addresses.tolist()):
-            self.ordering.acquire(warp, self._released[address])
+            acquire(warp, self._released[address])
 
     def later(self, queue: Hashable, action: Callable[[], None]) -> None:
         """Does something at a random time, after whatever was given to the queue before."""

@@ -18,6 +18,7 @@ class Launch:
         cluster: Blocks of a cluster along x, y, z.
         shared_bytes: Dynamic shared memory of a block.
         parameters: Bytes of the parameter space.
+        is_dependent: True if it may begin before earlier launches end.
     """
 
     grid: Extent
@@ -25,6 +26,7 @@ class Launch:
     cluster: Extent = (1, 1, 1)
     shared_bytes: int = 0
     parameters: bytes = b""
+    is_dependent: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,11 @@ class MemoryBarrier:
         self.arrived: Clock = None
         self.passed: Clock = None
 
+    @property
+    def is_between_phases(self) -> bool:
+        """True if no arrival and no bytes belong to the current phase yet."""
+        return self.pending == self.expected and not self.bytes
+
     def arrive(
         self,
         ordering: Ordering,

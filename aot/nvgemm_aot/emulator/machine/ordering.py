@@ -1,4 +1,4 @@
-"""Watches in which order accesses to shared and tensor memory are bound to happen.
+"""Watches in which order accesses to memory are bound to happen.
 
 Instructions call these hooks at every access and at every synchronisation.
 """
@@ -22,8 +22,11 @@ Clock = Any
 Operation = Any
 """An asynchronous operation: a bulk copy, or work of the tensor core."""
 
+Region = Any
+"""A `global_memory.Region`."""
+
 Offsets = npt.NDArray[np.int64]
-"""Byte offsets into a block's shared memory."""
+"""Byte offsets into a block's shared memory, or into a region."""
 
 
 class Ordering:
@@ -34,6 +37,18 @@ class Ordering:
 
     def write(self, warp: Warp, block: Block, offsets: Offsets, size: int) -> None:
         """A warp writes ``size`` bytes of shared memory at each offset."""
+
+    def global_read(self, warp: Warp, region: Region, offsets: Offsets, size: int) -> None:
+        """A warp reads ``size`` bytes of the workspace at each offset."""
+
+    def global_write(self, warp: Warp, region: Region, offsets: Offsets, size: int) -> None:
+        """A warp writes ``size`` bytes of the workspace at each offset."""
+
+    def use_global(self, warp: Warp) -> None:
+        """A warp accesses global memory, or issues an operation that does."""
+
+    def depend(self, warp: Warp) -> None:
+        """A warp has waited for the launches on which its own depends."""
 
     def fence_async(self, warp: Warp) -> None:
         """A warp makes its accesses visible to asynchronous operations."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..emulation_errors import DeadlockError, EmulationError
 from ..ptx.program import Instruction, Program
 from .fusion import Run, failing_instruction, joined
-from .hierarchy import Cluster, Grid, Warp
+from .hierarchy import Block, Cluster, Grid, Warp
 from .lanes import FULL, Mask
 from .meanings import PARK as PARK
 from .meanings import RETRY as RETRY
@@ -99,6 +99,7 @@ class Scheduler:
         self._live: list[Cluster] = []
         self._ran = 0
         self._computed = False
+        self._unfinished: set[int] = set()
 
     def run(self) -> Execution:
         """Runs until all blocks have ended.
@@ -173,8 +174,20 @@ class Scheduler:
         for block in cluster.blocks:
             if block.tensor.allocated:
                 raise EmulationError(
-                    f"block {block.index} ends without freeing its tensor memory: columns "
-                    f"{block.tensor.allocated}"
+                    f"block {block.index} ends without freeing its tensor memory, "
+                    f"{block.tensor.describe()}; tcgen05.dealloc must come before"
+                )
+            self._check_phases(block)
+
+    def _check_phases(self, block: Block) -> None:
+        """Reports a barrier that is left within a phase: its count is not that of its arrivals."""
+        for offset, barrier in block.barriers.items():
+            if not barrier.is_between_phases and offset not in self._unfinished:
+                self._unfinished.add(offset)
+                self.grid.findings.append(
+                    f"block {block.index} ends within phase {barrier.phase} of the memory barrier "
+                    f"at offset {offset}: {barrier.expected - barrier.pending} of "
+                    f"{barrier.expected} arrivals have come, {barrier.bytes} bytes are missing"
                 )
 
     def _deadlock(self) -> str:

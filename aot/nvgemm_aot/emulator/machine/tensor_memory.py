@@ -80,7 +80,7 @@ class TensorMemory:
         if self.allocated.get(first) != columns:
             raise EmulationError(
                 f"frees {columns} columns of tensor memory at {first}; allocated are "
-                f"{self._describe()}"
+                f"{self.describe()}"
             )
         del self.allocated[first]
 
@@ -96,7 +96,7 @@ class TensorMemory:
                 return
         raise MemoryAccessError(
             f"{verb} lanes {lanes.start} to {lanes.stop - 1} and columns {columns.start} to "
-            f"{columns.stop - 1} of tensor memory; allocated are {self._describe()}"
+            f"{columns.stop - 1} of tensor memory; allocated are {self.describe()}"
         )
 
     def _check_count(self, columns: int) -> None:
@@ -106,7 +106,8 @@ class TensorMemory:
                 f"{SMALLEST_ALLOCATION} to {COLUMNS}"
             )
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
+        """Lists the allocated columns."""
         return (
             ", ".join(
                 f"columns {first} to {first + count - 1}"

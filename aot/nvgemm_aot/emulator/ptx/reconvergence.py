@@ -47,6 +47,10 @@ def immediate_post_dominators(instructions: Sequence[Instruction]) -> tuple[int,
             for instruction, following in zip(instructions, after)
         ]
     order = _backwards(after, end)
+    while (jump := _last_endless_jump(instructions, frozenset(order))) is not None:
+        # As if its loop could be left: within it, lanes come together as anywhere else.
+        after[jump] = (*after[jump], end)
+        order = _backwards(after, end)
     rank = {place: number for number, place in enumerate(order)}
     dominator: dict[int, int] = {end: end}
     changed = True
@@ -65,6 +69,18 @@ def immediate_post_dominators(instructions: Sequence[Instruction]) -> tuple[int,
                 dominator[place] = new
                 changed = True
     return tuple(dominator.get(place, end) for place in range(end))
+
+
+def _last_endless_jump(instructions: Sequence[Instruction], ending: frozenset[int]) -> int | None:
+    """Returns the last jump backwards from which the end cannot be reached, or None."""
+    for place in reversed(range(len(instructions))):
+        instruction = instructions[place]
+        if place not in ending and instruction.opcode == "bra":
+            (label,) = instruction.operands
+            assert isinstance(label, Label)
+            if label.target <= place:
+                return place
+    return None
 
 
 def _backwards(after: Sequence[tuple[int, ...]], end: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Finds accesses to shared and tensor memory that nothing orders, while a kernel runs.
+"""Finds accesses to memory that nothing orders, while a kernel runs.
 
 The rules are those of causality order (PTX ISA, "Memory Consistency Model"), for whole warps:
 
@@ -6,6 +6,9 @@ The rules are those of causality order (PTX ISA, "Memory Consistency Model"), fo
 - An asynchronous operation comes after what its warp knew when it issued it, and before what is
   behind a wait for its completion.
 - Between generic accesses and its issue lies a proxy fence.
+
+Of global memory, the workspace is watched, in which blocks exchange data. Any access to global
+memory by a dependent launch comes after ``griddepcontrol.wait``.
 """
 
 from __future__ import annotations
@@ -16,13 +19,19 @@ from typing import Any
 import numpy as np
 
 from ..machine.fusion import running_instruction
-from ..machine.ordering import Block, Clock, Offsets, Operation, Ordering, Warp
+from ..machine.ordering import Block, Clock, Offsets, Operation, Ordering, Region, Warp
 from ..ptx.program import Program
 from .race_findings import Access, Findings
 from .segments import NOTHING, Knowledge, OperationState, WarpState
 from .shadow import Cells, Content, Event, Histories, change_cells
 
 _STATE = "races"
+
+_EARLIER_LAUNCHES = 0
+"""Number that no segment has; it stands for the launches on which this one depends."""
+
+_WORD = 4
+"""Bytes of a cell of the workspace's shadow."""
 
 _LANE_GRANULE = 16
 """Lanes of tensor memory in a cell of its shadow; every access covers whole ones."""
@@ -58,6 +67,7 @@ class RaceDetector(Ordering):
         self._operations: weakref.WeakKeyDictionary[Block, dict[int, OperationState]] = (
             weakref.WeakKeyDictionary()
         )
+        self._workspaces: dict[int, Cells] = {}
         self._visible: set[tuple[int, int, bool]] = set()
         self._findings = Findings()
 
@@ -237,6 +247,35 @@ class RaceDetector(Ordering):
             return cells, offsets // granule, "shared"
         return cells.reshape(-1, size // granule), offsets // size, "shared"
 
+    # Global memory.
+
+    def depend(self, warp: Warp) -> None:
+        """Orders earlier launches before what the warp does next."""
+        self._state(warp).known |= Knowledge(generic=1 << _EARLIER_LAUNCHES)
+
+    def use_global(self, warp: Warp) -> None:
+        """Checks that launches on which this one depends have ended."""
+        if not warp.block.cluster.grid.launch.is_dependent:
+            return
+        if not self._state(warp).known.generic >> _EARLIER_LAUNCHES & 1:
+            self._findings.report_dependent(warp, running_instruction(warp))
+
+    def global_read(self, warp: Warp, region: Region, offsets: Offsets, size: int) -> None:
+        """Checks that whoever wrote these bytes did so before."""
+        cells, words = self._workspace_cells(region, offsets, size)
+        self._read(self._of_warp(warp), region, cells, words, "workspace")
+
+    def global_write(self, warp: Warp, region: Region, offsets: Offsets, size: int) -> None:
+        """Checks that whoever accessed these bytes did so before."""
+        cells, words = self._workspace_cells(region, offsets, size)
+        self._write(self._of_warp(warp), region, cells, words, "workspace")
+
+    def _workspace_cells(self, region: Region, offsets: Offsets, size: int) -> tuple[Any, Any]:
+        if (cells := self._workspaces.get(region.address)) is None:
+            cells = np.zeros(-(-len(region.data) // _WORD), np.int32)
+            self._workspaces[region.address] = cells
+        return cells, offsets[:, None] // _WORD + np.arange(max(1, size // _WORD))
+
     # Tensor memory.
 
     def tensor_read(self, by: Operation, block: Block, lanes: slice, columns: slice) -> None:
@@ -281,16 +320,18 @@ class RaceDetector(Ordering):
             operation.known,
         )
 
-    def _read(self, access: Access, block: Block, cells: Any, index: Any, space: str) -> None:
+    def _read(
+        self, access: Access, block: Block | Region, cells: Any, index: Any, space: str
+    ) -> None:
         histories = self._histories
 
         def change(number: int) -> int:
             content = histories.contents[number]
             writer = histories.events[content.writer]
-            if writer is None:
-                self._findings.report_unwritten(access, block, space)
-            else:
+            if writer is not None:
                 self._check(access, writer, block, space, was_read=False, reads=True)
+            elif space != "workspace":  # which the runtime has zeroed where a kernel needs that
+                self._findings.report_unwritten(access, block, space)
             if access.event in content.readers:
                 return number
             readers = [each for each in content.readers if not self._is_implied(each, access)]
@@ -298,7 +339,9 @@ class RaceDetector(Ordering):
 
         change_cells(cells, index, change)
 
-    def _write(self, access: Access, block: Block, cells: Any, index: Any, space: str) -> None:
+    def _write(
+        self, access: Access, block: Block | Region, cells: Any, index: Any, space: str
+    ) -> None:
         histories = self._histories
         new = histories.content(Content(access.event, frozenset()))
 
@@ -347,7 +390,7 @@ class RaceDetector(Ordering):
         self, access: Access, event: Event, block: Block, space: str, *, was_read: bool, reads: bool
     ) -> None:
         if not self._is_before(event, access):
-            if _is_atomic(access.warp, access.place) and _is_atomic(event.warp, event.place):
+            if _is_strong(access.warp, access.place) and _is_strong(event.warp, event.place):
                 return
             self._findings.report_unordered(
                 access, event, block, space, was_read=was_read, reads=reads
@@ -361,7 +404,15 @@ class RaceDetector(Ordering):
             self._findings.report_invisible(access, event, block, was_read=was_read, reads=reads)
 
 
-def _is_atomic(warp: Warp, place: int) -> bool:
-    """Tells if an instruction is one of those of which any two are never a race."""
+_STRONG = {"relaxed", "acquire", "release", "volatile", "mmio"}
+
+
+def _is_strong(warp: Warp, place: int) -> bool:
+    """Tells if an instruction is one of those of which any two are never a race.
+
+    PTX ISA, "Morally strong operations".
+    """
     instruction = warp.block.cluster.grid.program.instructions[place]
-    return instruction.opcode in ("atom", "red")
+    return instruction.opcode in ("atom", "red") or (
+        instruction.opcode in ("ld", "st") and not _STRONG.isdisjoint(instruction.qualifiers)
+    )

@@ -61,7 +61,9 @@ class Findings:
     ) -> None:
         """Reports an access that nothing orders behind an earlier one."""
         earlier = event.operation
-        if earlier is None:
+        if space == "workspace":
+            missing = "a flag that is released behind that and acquired before this, or a barrier"
+        elif earlier is None:
             missing = "a barrier between the two warps"
         elif earlier.is_store:
             missing = "cp.async.bulk.wait_group.read"
@@ -76,7 +78,7 @@ class Findings:
             f"{space} {verb} {'read' if was_read else 'written'}",
             access,
             event.place,
-            f"{verb} {space} memory of block {block.index} that "
+            f"{verb} {_memory(space, block)} that "
             f"{_name(event)} {'reads' if was_read else 'writes'}, not ordered behind it; "
             f"missing: {missing}",
         )
@@ -125,6 +127,16 @@ class Findings:
             "fence.mbarrier_init and a barrier behind it",
         )
 
+    def report_dependent(self, warp: Any, place: int) -> None:
+        """Reports an access that may come before the end of earlier launches."""
+        self._report(
+            "dependent",
+            Access(0, place, warp, None, 0, Knowledge()),
+            None,
+            "accesses global memory, perhaps before the launches on which this one depends have "
+            "ended; missing: griddepcontrol.wait, in this warp or before a barrier that it passes",
+        )
+
     def report_end(self, warp: Any, operation: OperationState) -> None:
         """Reports an operation that may still use shared memory of a block which has ended."""
         access = Access(0, operation.place, operation.warp, operation, 0, Knowledge())
@@ -149,6 +161,10 @@ class Findings:
         if self._counts[kind] <= MOST_OF_A_KIND:
             grid = access.warp.block.cluster.grid
             grid.findings.append(f"{access.warp} at {_line(access.warp, access.place)}: {text}")
+
+
+def _memory(space: str, block: Any) -> str:
+    return "the workspace" if space == "workspace" else f"{space} memory of block {block.index}"
 
 
 def _line(warp: Any, place: int) -> str:

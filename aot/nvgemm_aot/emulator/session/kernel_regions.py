@@ -19,6 +19,10 @@ RESULTS = frozenset({Role.OUT.value, Role.SUMS.value})
 
 _WRITTEN = RESULTS | {WORKSPACE}
 
+_EARLY = {Role.OFFSETS.value, WORKSPACE}
+"""Parameters that a dependent launch may access before earlier launches end: what writes offsets
+must not let it begin early, nor does the fill that zeroes a workspace."""
+
 
 def kernel_regions(
     signature: Signature, parameters: Sequence[str], arguments: Sequence[AnyStruct]
@@ -73,4 +77,6 @@ def _regions(spans: Iterable[tuple[int, int, str]]) -> Iterable[Region]:
             data=np.ctypeslib.as_array((ctypes.c_uint8 * (end - start)).from_address(start)),
             name=" and ".join(names),
             writable=not _WRITTEN.isdisjoint(names),
+            is_workspace=WORKSPACE in names,
+            is_early=_EARLY.issuperset(names),
         )

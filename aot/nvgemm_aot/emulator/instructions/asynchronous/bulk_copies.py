@@ -177,6 +177,8 @@ def _begin_load(
 ) -> None:
     grid = warp.block.cluster.grid
     block.check_shared(offset, size, "copies to")
+    if not 0 <= first - PARAMETER_WINDOW <= len(grid.launch.parameters):
+        grid.ordering.use_global(warp)
 
     def copy(operation: Operation) -> int:
         check_running(block, "writes")
@@ -292,6 +294,7 @@ def _begin_store(
     reduction: _Reduction | None,
 ) -> None:
     grid, block = warp.block.cluster.grid, warp.block
+    grid.ordering.use_global(warp)
     operation = grid.ordering.begin(warp)
     copy = add_to_group(warp, lane)
     queue = object()

@@ -143,6 +143,7 @@ def _load(qualifiers: Qualifiers, instruction: Instruction, program: Program, ra
             block, offset = located(warp, place(warp, lane))
             waiter, waiter_offset = locate(warp, signal(warp, lane))
             _check_barrier(block, waiter, paired=paired or multicast)
+            warp.block.cluster.grid.ordering.use_global(warp)
             tiles = boxes(warp, lane)
             peers = warp.block.cluster.blocks
             if ranks is None:
@@ -243,6 +244,7 @@ def _begin_store(
         tile.check_store()
     size = sum(tile.shared_bytes for tile in tiles)
     chunks = chunks_of(block, offset, size, tensor.swizzle)
+    grid.ordering.use_global(warp)
     operation = grid.ordering.begin(warp)
     copy = add_to_group(warp, lane)
     queue = object()

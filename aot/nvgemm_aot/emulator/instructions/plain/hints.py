@@ -81,9 +81,9 @@ def _registers(instruction: Instruction, program: Program) -> Step:
 def _dependent_launch(instruction: Instruction, program: Program) -> Step:
     """Decodes waits for, and permissions of, other launches, which never run at the same time."""
     qualifiers = Qualifiers(instruction)
-    qualifiers.one_of("launch_dependents", "wait")
+    kind = qualifiers.one_of("launch_dependents", "wait")
     qualifiers.end()
-    return _nothing
+    return _depend if kind == "wait" else _nothing
 
 
 @decodes("nanosleep")
@@ -105,6 +105,11 @@ def _trap(instruction: Instruction, program: Program) -> Step:
         raise EmulationError(f"runs {opcode}")
 
     return going_on(step)
+
+
+@going_on
+def _depend(warp: Warp, mask: Mask) -> None:
+    warp.block.cluster.grid.ordering.depend(warp)
 
 
 @going_on

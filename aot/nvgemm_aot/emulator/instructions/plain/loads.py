@@ -58,6 +58,7 @@ class _Access:
         elif order in ("relaxed", "acquire", "release"):
             qualifiers.one_of(*SCOPES)
         self.order = order
+        self.is_strong = order not in (None, "weak")
         spaces = [name for name in SPACES if loads or name not in ("const", "param")]
         space = qualifiers.option(*spaces)
         self.space = Space.GENERIC if space is None else SPACES[space]
@@ -113,7 +114,8 @@ def _load(instruction: Instruction, program: Program) -> Step:
     targets = [_Target(each, access.kind, instruction) for each in elements]
     width = 8 if wide else access.width
     count = 2 if wide else access.elements
-    space, acquires = access.space, access.order == "acquire"
+    space, is_strong = access.space, access.is_strong
+    relaxed = access.order != "acquire"
 
     def step(warp: Warp, mask: Mask) -> None:
         addresses = where(warp)
@@ -125,8 +127,8 @@ def _load(instruction: Instruction, program: Program) -> Step:
             return
         for place, target in enumerate(targets):
             target.put(warp, found[:, place], mask)
-        if acquires:
-            warp.block.cluster.grid.acquire_from(warp, addresses)
+        if is_strong:
+            warp.block.cluster.grid.acquire_from(warp, addresses, relaxed=relaxed)
 
     return going_on(step)
 
@@ -184,7 +186,8 @@ def _store(instruction: Instruction, program: Program) -> Step:
         raise instruction.unknown(f"operand {elements[0]}")
     values = [read(each, "b64" if wide else access.kind, instruction, program) for each in elements]
     dtype = np.dtype(f"u{8 if wide else access.width}").type
-    space, releases = access.space, access.order == "release"
+    space, is_strong = access.space, access.is_strong
+    relaxed = access.order != "release"
 
     def step(warp: Warp, mask: Mask) -> None:
         addresses = where(warp)
@@ -198,8 +201,8 @@ def _store(instruction: Instruction, program: Program) -> Step:
                 data[:, place] = value(warp)
         if mask is not FULL:
             addresses, data = addresses[mask], data[mask]
-        if releases:
-            warp.block.cluster.grid.release_at(warp, addresses)
+        if is_strong:
+            warp.block.cluster.grid.release_at(warp, addresses, relaxed=relaxed)
         store(warp, space, addresses, data)
 
     return going_on(step)
