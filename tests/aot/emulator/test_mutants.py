@@ -66,6 +66,24 @@ def place_of(recorded: RecordedLaunch, text: str) -> int:
     return place
 
 
+def test_replaying_leaves_the_callers_memory_alone() -> None:
+    """A workspace is freed behind a call, and its memory then belongs to someone else."""
+    result = aligned(64, np.uint32)
+    launch = Launch(
+        grid=(1, 1, 1),
+        block=(64, 1, 1),
+        shared_bytes=1024,
+        parameters=result.ctypes.data.to_bytes(8, "little"),
+    )
+    region = Region(address=result.ctypes.data, data=result.view(np.uint8), name="c")
+    found = record(parse(module(BODY, ".param .u64 a0")), launch, [region])
+    result[:] = 7
+    assert judge(found, found.program, SCHEDULES).outcome is Outcome.SURVIVED
+    why_survived(found, found.program, place_of(found, "add.u32 %r5"))
+    assert set(result.tolist()) == {7}
+    assert found.differing_bytes() == 0
+
+
 SCHEDULES = [Schedule(limit=10_000)]
 
 

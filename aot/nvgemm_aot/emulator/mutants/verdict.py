@@ -14,7 +14,6 @@ import numpy as np
 from ..emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 from ..instructions.decoding import plan_of
 from ..machine.fusion import never_waits
-from ..machine.global_memory import GlobalMemory
 from ..machine.hierarchy import Grid, Warp
 from ..machine.lanes import Mask
 from ..machine.launch import Schedule
@@ -152,9 +151,8 @@ def effects_of(recorded: RecordedLaunch, program: Program) -> Effects:
         _watched(number, *each, program.instructions[number], digests)
         for number, each in enumerate(plan_of(program).meanings)
     ]
-    for region, content in zip(recorded.regions, recorded.before):
-        region.data[:] = content
-    grid = Grid(program, recorded.launch, GlobalMemory(recorded.regions), Schedule(), Ordering())
+    memory = recorded.restored_memory()
+    grid = Grid(program, recorded.launch, memory, Schedule(), Ordering())
     Scheduler(grid, Plan(program, meanings)).run()
     return {name: digest.digest() for name, digest in digests.items()}
 
