@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.emulation.mutant_runs import RecordedKernel
 from nvgemm_aot.emulator.checking.kernel_check import KernelTask, load_kernel
 from nvgemm_aot.emulator.checking.manifest_tasks import PlannedKernel, prepare
 from nvgemm_aot.emulator.checking.small_problems import size_steps, small_problems
@@ -59,20 +60,6 @@ KERNELS = (
 _DEPTH = 14
 """Tiles along k in the second problem: no kernel's pipeline has as many stages, so each is reused
 and memory barriers come to a second phase."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedKernel:
-    """A kernel, and its launch for each of two problems, whose results were right."""
-
-    name: str
-    launches: tuple[RecordedLaunch, ...]
-
-    @property
-    def counts(self) -> list[int]:
-        """Times that warps ran each instruction, for both problems."""
-        executions = [launch.execution.counts for launch in self.launches]
-        return [sum(counts) for counts in zip(*executions)]
 
 
 def two_problems(kernel: KernelFacts) -> tuple[Problem, Problem]:
@@ -169,9 +156,4 @@ def record_kernel(task: KernelTask) -> RecordedKernel | str:
     findings = [finding for launch in launches for finding in launch.execution.findings]
     if findings:
         return findings[0]
-    return RecordedKernel(
-        name=f"{task.kernel.operator} {task.kernel.id[:12]}", launches=launches
-    )
-
-
-
+    return RecordedKernel(name=f"{task.kernel.operator} {task.kernel.id[:12]}", launches=launches)

@@ -79,7 +79,7 @@ def test_replaying_leaves_the_callers_memory_alone() -> None:
     found = record(parse(module(BODY, ".param .u64 a0")), launch, [region])
     result[:] = 7
     assert judge(found, found.program, SCHEDULES).outcome is Outcome.SURVIVED
-    why_survived(found, found.program, place_of(found, "add.u32 %r5"))
+    why_survived([found], found.program, place_of(found, "add.u32 %r5"), SCHEDULES)
     assert set(result.tolist()) == {7}
     assert found.differing_bytes() == 0
 
@@ -118,7 +118,7 @@ def test_survivors_are_classified(recorded, text, kind, survival):
         program = changed(recorded.program, place, kind, seed)
         if program is None or judge(recorded, program, SCHEDULES).outcome is not Outcome.SURVIVED:
             continue
-        assert why_survived(recorded, program, place) is survival
+        assert why_survived([recorded], program, place, SCHEDULES) is survival
         return
     raise AssertionError("no change survives")
 
