@@ -63,11 +63,14 @@ and memory barriers come to a second phase."""
 
 
 def two_problems(kernel: KernelFacts) -> tuple[Problem, Problem]:
-    """Returns a problem of several tiles, and one of few tiles that reuses pipeline stages."""
+    """Returns a problem of several tiles, and one of few tiles that reuses pipeline stages.
+
+    The last tile along k is nearly empty in the first, and nearly full in the second.
+    """
     _, few_tiles, _, several_tiles = small_problems(kernel)
     step = size_steps(kernel.signature, kernel.alignment_bytes)[2]
-    deep = _DEPTH * kernel.design.tile[2] * kernel.design.splits + step
-    return several_tiles, replace(few_tiles, k=-(-deep // step) * step)
+    depth = (_DEPTH + 1) * kernel.design.tile[2] * kernel.design.splits
+    return several_tiles, replace(few_tiles, k=depth - step)
 
 
 def kernel_tasks(cache: Cache, *, jobs: int) -> Iterator[KernelTask]:

@@ -122,17 +122,17 @@ def why_survived(
         return Survival.PERFORMANCE
     if not is_checked(old):
         return Survival.UNCHECKED
+    if effects is None:
+        effects = [effects_of(launch, original) for launch in launches]
+    if all(each == effects_of(launch, program) for launch, each in zip(launches, effects)):
+        return Survival.ORDERED if is_synchronisation(old) else Survival.SAME_EFFECTS
     if "mbarrier.init" in _names(old):
         # Using a memory barrier that was not initialised is an error.
         without = removed(original, place)
         verdicts = (judge(launch, without, schedules) for launch in launches)
-        unused = all(verdict.outcome is Outcome.SURVIVED for verdict in verdicts)
-        return Survival.UNUSED if unused else Survival.MISSED
-    if effects is None:
-        effects = [effects_of(launch, original) for launch in launches]
-    if any(each != effects_of(launch, program) for launch, each in zip(launches, effects)):
-        return Survival.MISSED
-    return Survival.ORDERED if is_synchronisation(old) else Survival.SAME_EFFECTS
+        if all(verdict.outcome is Outcome.SURVIVED for verdict in verdicts):
+            return Survival.UNUSED
+    return Survival.MISSED
 
 
 def is_synchronisation(instruction: Instruction) -> bool:
