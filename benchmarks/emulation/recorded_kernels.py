@@ -105,7 +105,7 @@ def recorded_kernels(tasks: list[KernelTask], *, jobs: int) -> list[RecordedKern
     Raises:
         ValueError: If a kernel cannot be recorded.
     """
-    prepare_worker = functools.partial(_start, tasks[0].device, tasks[0].target.cuda)
+    prepare_worker = functools.partial(start_recording, tasks[0].device, tasks[0].target.cuda)
     with Workers(min(jobs, len(tasks)), record_kernel, prepare_worker) as workers:
         outcomes = {task.kernel.id: outcome for task, outcome in workers.run(tasks)}
     found = [outcomes[task.kernel.id] for task in tasks]
@@ -130,7 +130,7 @@ class _Recorder:
 _recorder = _Recorder()
 
 
-def _start(device: str, cuda: str) -> None:
+def start_recording(device: str, cuda: str) -> None:
     """Makes this process emulate a GPU product, for `record_kernel`."""
     emulated_device.start(load_profile(device), _recorder, cuda)
     import torch  # behind the stand-in: torch for CUDA loads the machine's own driver
@@ -145,8 +145,9 @@ def record_kernel(task: KernelTask) -> RecordedKernel | str:
     try:
         with tempfile.TemporaryDirectory() as directory:
             loaded = load_kernel(task, Path(directory))
-        for seed, problem in enumerate(task.problems):
-            (check, *_) = make_checks(problem, "cpu", seed=seed)
+        for number, problem in enumerate(task.problems):
+            checks = make_checks(problem, "cpu", seed=number)
+            check = checks[number % len(checks)]  # whole numbers, then few products
             check.prepare()
             call_as_user(loaded, check.operands)
             if fault := check.fault(check.operands[2]):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +17,32 @@ import pytest
 
 from benchmarks.emulation.mutant_runs import FAULT, Job, RecordedKernel, load_kernels, run_job
 from benchmarks.emulation.mutants import KILLED, mutants, removals, run_all, summary
-from benchmarks.emulation.recorded_kernels import two_problems
+from benchmarks.emulation.recorded_kernels import record_kernel, start_recording, two_problems
 from deadly_launch import DeadlyLaunch
 from fake_provider import candidate
 from handwritten_kernels import aligned, module
+from nvgemm_aot.emulator.checking.manifest_tasks import manifest_kernels, prepare
 from nvgemm_aot.emulator.machine.global_memory import Region
 from nvgemm_aot.emulator.machine.launch import Launch
 from nvgemm_aot.emulator.mutants.changes import Kind
 from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record
 from nvgemm_aot.emulator.ptx.parser import parse
+from nvgemm_aot.pipeline.pipeline import BuildResult
+from nvgemm_aot.pipeline.workers import Workers
+from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.problem import Signature
+from repository import ROOT
+
+MANIFEST = """
+version: 1
+name: recorded
+targets: [sm_100f]
+providers: [cutlass_operators]
+candidates: 2
+gemms:
+  - {dtype: bf16, mnk: [[8, 4096, 4096]]}
+"""
+"""Kernels that `real_build` has compiled."""
 
 BODY = """
 ld.param.u64 %d1, [a0];
@@ -126,3 +149,51 @@ def test_problems_have_several_tiles_and_a_pipeline_that_comes_round() -> None:
     wide, deep = two_problems(candidate("one", signature, tile=(128, 64, 64)))
     assert (wide.m, wide.n, wide.k) == (129, 120, 136)
     assert (deep.m, deep.n, deep.k) == (126, 72, 952)
+
+
+def test_the_emulated_device_starts_before_torch() -> None:
+    """Torch for CUDA loads the machine's own driver, beside which the stand-in cannot start."""
+    code = """
+import sys
+from benchmarks.emulation import recorded_kernels
+from nvgemm_aot.emulator.session import emulated_device
+emulated_device.start = lambda *_: print("torch" in sys.modules)
+recorded_kernels.start_recording("B200", "cu13")
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_records_a_kernel_and_replays_it_elsewhere(
+    real_build: BuildResult,
+    kernel_cache: Cache,
+    alone: Callable[[], AbstractContextManager[None]],
+    tmp_path: Path,
+) -> None:
+    """A child process has recorded the kernel, whose memory and device end with it."""
+    manifest = tmp_path / "mine.yaml"
+    manifest.write_text(MANIFEST)
+    with alone():
+        planned = manifest_kernels(manifest, kernel_cache)
+        tasks = prepare(planned, kernel_cache, jobs=1, seeds=(0,)).tasks
+    task = next(one for one in tasks if one.kernel.design.scheduler != "one_tile")
+    task = replace(task, problems=two_problems(task.kernel))
+    swapped = re.sub(
+        r"(cvt\.rn\.bf16x2\.f32\s+%\w+), (%\w+), (%\w+);", r"\1, \3, \2;", task.ptx, count=1
+    )
+    wrong = replace(task, ptx=swapped)
+    start = functools.partial(start_recording, task.device, task.target.cuda)
+    with Workers(1, record_kernel, start) as workers:
+        found = {one.ptx: outcome for one, outcome in workers.run([task, wrong])}
+    assert "elements are wrong" in str(found[swapped])
+    kernel = found[task.ptx]
+    assert isinstance(kernel, RecordedKernel)
+    assert kernel.name.startswith(task.kernel.operator)
+    assert len(kernel.launches) == 2
+    for launch in kernel.launches:
+        execution = launch.replay(launch.program)
+        assert (execution.findings, launch.differing_bytes()) == ([], 0)
+        assert execution.counts == launch.execution.counts

@@ -124,7 +124,7 @@ def test_removed_instructions_are_judged(recorded, text, outcome):
     ("text", "kind", "survival"),
     [
         ("prefetch", Kind.REMOVED, Survival.PERFORMANCE),
-        ("add.u32 %r5", Kind.QUALIFIER, Survival.SAME_EFFECTS),
+        ("setp.lt.u32 %p1", Kind.QUALIFIER, Survival.SAME_EFFECTS),
         ("bra LOOP", Kind.PREDICATE, Survival.SAME_EFFECTS),
     ],
 )
@@ -176,6 +176,25 @@ def test_a_policy_in_another_register_does_not_count_as_a_hint():
     }
     assert found
     assert found <= {Survival.SAME_EFFECTS, Survival.MISSED}
+
+
+@pytest.mark.parametrize(
+    ("statement", "changes"),
+    [
+        ("add.s32 %r1, %r1, %r1;", False),
+        ("add.sat.s32 %r1, %r1, %r1;", True),
+        ("mul.lo.s32 %r1, %r1, %r1;", True),
+        ("setp.eq.u32 %p1, %r1, %r1;", True),
+        ("setp.lt.u32 %p1, %r1, %r1;", True),
+    ],
+)
+def test_signs_that_do_not_matter_are_not_changed(statement, changes):
+    program = parse(module(statement, ""))
+    found = {changed(program, 0, Kind.QUALIFIER, seed) for seed in range(30)}
+    names = {each.instructions[0].qualifiers for each in found if each}
+    assert bool(names) is changes
+    if "lo" in statement or "eq" in statement:
+        assert all(statement.split()[0].endswith(each[-1]) for each in names)
 
 
 def test_changes_can_be_replayed(recorded):
