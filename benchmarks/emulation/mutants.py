@@ -85,9 +85,9 @@ def run_all(
 
 
 def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns counts by outcome, and the share caught of those that are not equivalent.
+    """Returns counts by outcome, and the shares caught: of what is not equivalent, and of all.
 
-    A mutant whose end is unknown counts as not caught; what is not PTX does not count.
+    A change whose end is unknown counts as not caught; what is not PTX does not count.
     """
     outcomes = collections.Counter(each["outcome"] for each in records)
     reasons = collections.Counter(
@@ -180,9 +180,8 @@ def _cases(counts: dict[str, Any], kind: str) -> Iterator[Case]:
     named = {**counts["outcomes"], **counts["survivors"]}
     for name, count in sorted(named.items()):
         yield Case(name=f"{kind}/{name}", figure=count, unit=kind)
-    yield Case(name=f"{kind}/caught", figure=100 * counts["caught_share"], unit="%")
-    of_all = 100 * counts["caught_share_of_all"]
-    yield Case(name=f"{kind}/caught, equivalent ones included", figure=of_all, unit="%")
+    for name, part in (("caught", "caught_share"), ("caught of all", "caught_share_of_all")):
+        yield Case(name=f"{kind}/{name}", figure=round(100 * counts[part], 2), unit="%")
 
 
 if __name__ == "__main__":
