@@ -71,6 +71,8 @@ def run_all(
     path: Path, kernels: Sequence[RecordedKernel], jobs: Sequence[Job], *, processes: int
 ) -> Iterator[dict[str, Any]]:
     """Yields each mutant's record, also if it kills its process."""
+    if not jobs:
+        return
     prepare = functools.partial(load_kernels, path)
     with Workers(min(processes, len(jobs)), run_job, prepare, _LIMIT_SECONDS) as workers:
         for job, outcome in workers.run(jobs):
@@ -145,14 +147,19 @@ def main(
         if not path.exists():
             tasks = list(kernel_tasks(Cache(cache_dir or default_directory()), jobs=processes))
             path.write_bytes(pickle.dumps(recorded_kernels(tasks, jobs=processes)))
-        kernels = load_kernels(path)
+        try:
+            kernels = load_kernels(path)
+        except (pickle.UnpicklingError, AttributeError, ImportError, EOFError) as error:
+            raise click.ClickException(
+                f"{path} has no kernels that this version recorded ({error}); delete it to record "
+                "them again"
+            ) from error
         jobs = list(removals(kernels) if fences else mutants(kernels, count, seed))
         random.Random(seed).shuffle(jobs)
         jobs = jobs[:most]
-        records = _earlier_records(verdicts)
-        done = {_name(each) for each in records}
-        missing = [job for job in jobs if _name(record_of(kernels[job.kernel], job)) not in done]
-        for record in run_all(path, kernels, missing, processes=processes) if missing else ():
+        missing = {_name(record_of(kernels[job.kernel], job)): job for job in jobs}
+        records = [each for each in _earlier_records(verdicts) if missing.pop(_name(each), None)]
+        for record in run_all(path, kernels, list(missing.values()), processes=processes):
             records.append(record)
             if verdicts:
                 with verdicts.open("a") as file:
@@ -169,7 +176,10 @@ def _earlier_records(path: Path | None) -> list[dict[str, Any]]:
     """Returns the records of an earlier run, which this one goes on with."""
     if path is None or not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except json.JSONDecodeError as error:
+        raise click.ClickException(f"{path}: not a verdict in each line: {error}") from error
 
 
 def _name(record: dict[str, Any]) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import pickle
 import re
 import subprocess
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.emulation.mutant_runs import FAULT, Job, RecordedKernel, load_kernels, run_job
-from benchmarks.emulation.mutants import KILLED, mutants, removals, run_all, summary
+from benchmarks.emulation.mutants import KILLED, main, mutants, removals, run_all, summary
 from benchmarks.emulation.recorded_kernels import record_kernel, start_recording, two_problems
 from deadly_launch import DeadlyLaunch
 from fake_provider import candidate
@@ -121,6 +123,32 @@ def test_a_redundant_barrier_is_removed_and_explained(
     assert found["instruction"] == "bar.sync 0"
     assert found["outcome"] == "survived"
     assert found["reason"] == "it orders nothing that is not ordered already"
+
+
+def test_a_run_goes_on_with_its_own_verdicts(kernel: RecordedKernel, tmp_path: Path) -> None:
+    """Verdicts on other changes stay in the file, and are not counted."""
+    path, verdicts = saved(tmp_path, kernel), tmp_path / "verdicts.jsonl"
+    other = {"kernel": "numbers", "line": 1, "outcome": "error"}
+    verdicts.write_text(json.dumps(other) + "\n")
+    options = ["--kernels", str(path), "--fences", "--verdicts", str(verdicts)]
+    for _ in range(2):
+        done = CliRunner().invoke(main, options)
+        assert done.exit_code == 0, done.output
+        counts = json.loads(done.stdout)
+        assert (counts["changes"], counts["outcomes"]) == (1, {"survived": 1})
+        assert len(verdicts.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("damaged", ["kernels", "verdicts"])
+def test_files_of_other_kinds_are_refused(
+    kernel: RecordedKernel, tmp_path: Path, damaged: str
+) -> None:
+    files = {"kernels": saved(tmp_path, kernel), "verdicts": tmp_path / "verdicts.jsonl"}
+    files[damaged].write_text("neither")
+    options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    done = CliRunner().invoke(main, [*options, "--fences"])
+    assert done.exit_code == 1
+    assert str(files[damaged]) in done.output
 
 
 def test_mutants_change_code_that_ran_and_can_be_drawn_again(kernel: RecordedKernel) -> None:
