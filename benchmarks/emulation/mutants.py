@@ -1,269 +1,197 @@
 """Changes one instruction of emulated kernels at a time, and counts what the emulator notices.
 
-    python -m benchmarks.emulation.mutants DIRECTORY --verdicts mutants.jsonl --result run.jsonl
-    python -m benchmarks.record keep run.jsonl
+    python -m benchmarks.emulation.mutants --kernels recorded.pickle --records mutants.jsonl
 
 A mutant is named by kernel, line, kind and seed. ``--fences`` removes each fence, wait and commit
-that ran, instead of random changes.
+that ran, instead of random changes. The file of kernels is made if it does not exist, which needs
+the builder; its kernels come from the build cache, and are compiled if that lacks them.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
-import datetime
-import importlib.metadata
+import functools
 import json
-import multiprocessing
+import pickle
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import click
 
-from benchmarks import record as results
-from benchmarks.emulation.recorded_kernels import RecordedKernel, record_kernels
-from nvgemm_aot.emulator.machine.launch import Schedule
-from nvgemm_aot.emulator.mutants.changes import Kind, changed, removed
-from nvgemm_aot.emulator.mutants.fence_uses import FenceUses
-from nvgemm_aot.emulator.mutants.verdict import (
-    Effects,
-    Outcome,
-    Survival,
-    effects_of,
-    judge,
-    why_survived,
-)
-from nvgemm_aot.emulator.ptx.program import Instruction
-
-_RUNAWAY = 4
-"""A mutant that runs this many times the kernel's instructions counts as one that never ends."""
+from benchmarks.emulation.mutant_runs import Job, RecordedKernel, load_kernels, record_of, run_job
+from benchmarks.emulation.recorded_kernels import kernel_tasks, recorded_kernels
+from benchmarks.record import Case
+from benchmarks.shared.resuming import recording, records_option
+from nvgemm_aot.emulator.mutants.changes import Kind, changed
+from nvgemm_aot.emulator.mutants.verdict import Outcome, Survival, is_synchronisation
+from nvgemm_aot.pipeline.workers import TimeLimitExceeded, WorkerDied, Workers
+from nvgemm_aot.storage.build_cache import Cache, default_directory
+from nvgemm_runtime import __version__
 
 _TRIES = 40
 
+_LIMIT_SECONDS = 300.0
 
-@dataclass(frozen=True)
-class Job:
-    """One mutant: its kernel's number, the changed instruction, and how it changes."""
+KILLED, TOO_SLOW = "killed its process", "exceeded its time limit"
+"""Outcomes of mutants that their process did not survive."""
 
-    kernel: int
-    place: int
-    kind: Kind
-    seed: int
+_CAUGHT = (Outcome.RESULT, Outcome.FINDING, Outcome.ERROR, Outcome.DEADLOCK)
 
-
-_kernels: list[RecordedKernel] = []
-"""Filled before worker processes are forked, which then have the same memory."""
+_MISSED = (Survival.MISSED, Survival.UNCHECKED)
 
 
-_effects: dict[int, Effects] = {}
-"""Each kernel's own effects, in a worker that has needed them."""
-
-
-def _schedules(kernel: RecordedKernel) -> list[Schedule]:
-    limit = _RUNAWAY * kernel.launch.execution.warp_instructions
-    return [Schedule(limit=limit), Schedule(seed=1, delay=4, limit=limit)]
-
-
-def is_synchronisation(instruction: Instruction) -> bool:
-    """Tells if an instruction orders others and computes nothing."""
-    names = instruction.qualifiers
-    if instruction.opcode in ("fence", "membar", "bar", "barrier"):
-        return True
-    if instruction.opcode == "cp":
-        return bool({"commit_group", "wait_group"}.intersection(names))
-    if instruction.opcode == "mbarrier":
-        return names[0] in ("try_wait", "test_wait")
-    if instruction.opcode == "tcgen05":
-        return names[0].startswith(("commit", "wait", "fence"))
-    return False
-
-
-def run_mutant(job: Job) -> dict[str, object]:
-    """Returns the record of a mutant, without an outcome if there is none like it."""
-    kernel = _kernels[job.kernel]
-    recorded = kernel.launch
-    instruction = recorded.program.instructions[job.place]
-    program = changed(recorded.program, job.place, job.kind, job.seed)
-    record: dict[str, object] = {
-        "kernel": f"{kernel.kernel.operator} {kernel.kernel.id[:12]}",
-        "line": instruction.line,
-        "kind": job.kind.value,
-        "seed": job.seed,
-        "instruction": instruction.text[:80],
-    }
-    if program is None:
-        return record
-    try:
-        verdict = judge(recorded, program, _schedules(kernel))
-        record |= {"outcome": verdict.outcome.value, "message": verdict.message[:200]}
-        if verdict.outcome is Outcome.SURVIVED:
-            if job.kernel not in _effects:
-                _effects[job.kernel] = effects_of(recorded, recorded.program)
-            reason = why_survived(recorded, program, job.place, _effects[job.kernel])
-            record["survival"] = reason.value
-    except Exception as error:  # a fault of the emulator, which the record shows
-        record |= {"outcome": "emulator's fault", "message": f"{type(error).__name__}: {error}"}
-    return record
-
-
-def run_removal(job: Job) -> dict[str, object]:
-    """Returns the record of a removed fence, and why it is redundant if nothing notices."""
-    kernel = _kernels[job.kernel]
-    recorded = kernel.launch
-    instruction = recorded.program.instructions[job.place]
-    program = removed(recorded.program, job.place)
-    record: dict[str, object] = {
-        "kernel": f"{kernel.kernel.operator} {kernel.kernel.id[:12]}",
-        "line": instruction.line,
-        "instruction": instruction.text[:80],
-    }
-    try:
-        verdict = judge(recorded, program, _schedules(kernel))
-    except Exception as error:  # a fault of the emulator, which the record shows
-        message = f"{type(error).__name__}: {error}"
-        return record | {"outcome": "emulator's fault", "message": message}
-    record |= {"outcome": verdict.outcome.value, "message": verdict.message[:200]}
-    waits_left = any("wait::ld" in each.qualifiers for each in program.instructions)
-    is_last_wait = "wait::ld" in instruction.qualifiers and not waits_left
-    if verdict.outcome is Outcome.SURVIVED and is_last_wait:
-        record["reason"] = "PTX that never waits for loads leaves that to ptxas"
-    elif verdict.outcome is Outcome.SURVIVED:
-        uses = FenceUses()
-        recorded.replay(recorded.program, ordering=uses)
-        record["reason"] = uses.reason(job.place)
-    return record
-
-
-def _mutants(count: int, seed: int) -> Iterator[Job]:
+def mutants(kernels: Sequence[RecordedKernel], count: int, seed: int) -> Iterator[Job]:
+    """Yields random changes in code that ran, of each kernel in turn."""
     choices = random.Random(seed)
     kinds = list(Kind)
-    ran = [
-        [place for place, times in enumerate(each.launch.execution.counts) if times]
-        for each in _kernels
-    ]
-    yielded = 0
-    while yielded < count:
-        number = yielded % len(_kernels)
+    ran = [[place for place, times in enumerate(each.counts) if times] for each in kernels]
+    for turn in range(count):
+        number = turn % len(kernels)
+        program = kernels[number].launches[0].program
         for _ in range(_TRIES):
-            job = Job(number, choices.choice(ran[number]), choices.choice(kinds), yielded)
-            if changed(_kernels[number].launch.program, job.place, job.kind, job.seed):
-                yield job
+            place, kind = choices.choice(ran[number]), choices.choice(kinds)
+            if changed(program, place, kind, turn):
+                yield Job(number, place, kind, turn)
                 break
-        yielded += 1
 
 
-def _removals() -> Iterator[Job]:
-    for number, kernel in enumerate(_kernels):
-        for place, instruction in enumerate(kernel.launch.program.instructions):
-            if kernel.launch.execution.counts[place] and is_synchronisation(instruction):
-                yield Job(number, place, Kind.REMOVED, 0)
+def removals(kernels: Sequence[RecordedKernel]) -> Iterator[Job]:
+    """Yields each fence, wait and commit that ran."""
+    for number, kernel in enumerate(kernels):
+        instructions = kernel.launches[0].program.instructions
+        for place, (instruction, count) in enumerate(zip(instructions, kernel.counts)):
+            if count and is_synchronisation(instruction):
+                yield Job(number, place)
 
 
-def _recorded(path: Path | None) -> list[dict[str, object]]:
+def run_all(
+    path: Path, kernels: Sequence[RecordedKernel], jobs: Sequence[Job], *, processes: int
+) -> Iterator[dict[str, Any]]:
+    """Yields each mutant's record, also if it kills its process."""
+    if not jobs:
+        return
+    prepare = functools.partial(load_kernels, path)
+    with Workers(min(processes, len(jobs)), run_job, prepare, _LIMIT_SECONDS) as workers:
+        for job, outcome in workers.run(jobs):
+            if isinstance(outcome, WorkerDied):
+                end = TOO_SLOW if isinstance(outcome, TimeLimitExceeded) else KILLED
+                yield record_of(kernels[job.kernel], job) | {
+                    "outcome": end,
+                    "message": str(outcome),
+                }
+            else:
+                yield outcome
+
+
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns counts by outcome, and the shares caught: of what is not equivalent, and of all.
+
+    A change whose end is unknown counts as not caught; what is not PTX does not count.
+    """
+    outcomes = collections.Counter(each["outcome"] for each in records)
+    reasons = collections.Counter(
+        each.get("survival") or each["reason"]
+        for each in records
+        if each["outcome"] == Outcome.SURVIVED.value
+    )
+    caught = sum(outcomes[each.value] for each in _CAUGHT)
+    survived = outcomes[Outcome.SURVIVED.value]
+    unknown = len(records) - caught - survived - outcomes[Outcome.UNSUPPORTED.value]
+    missed = unknown + sum(reasons[each.value] for each in _MISSED)
+    return {
+        "changes": len(records),
+        "kernels": len({each["kernel"] for each in records}),
+        "outcomes": dict(outcomes),
+        "survivors": dict(reasons),
+        "caught_share": round(caught / max(1, caught + missed), 4),
+        "caught_share_of_all": round(caught / max(1, caught + survived + unknown), 4),
+    }
+
+
+@click.command()
+@click.option(
+    "--kernels",
+    "kernels_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Recorded kernels; made if there is no such file.",
+)
+@click.option("--fences", is_flag=True, help="Remove fences, waits and commits.")
+@click.option("--count", type=click.IntRange(1), default=640, show_default=True, help="Mutants.")
+@click.option("--most", type=click.IntRange(1), help="Most changes to run, drawn by the seed.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("-j", "--jobs", "processes", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Build cache.")
+@click.option(
+    "--verdicts",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to append verdicts to; those in it are not repeated.",
+)
+@records_option
+def main(
+    kernels_path: Path | None,
+    fences: bool,
+    count: int,
+    most: int | None,
+    seed: int,
+    processes: int,
+    cache_dir: Path | None,
+    verdicts: Path | None,
+    records_path: Path | None,
+) -> None:
+    """Run mutants, or remove fences, and count what the emulator notices."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = kernels_path or Path(directory) / "kernels.pickle"
+        if not path.exists():
+            tasks = list(kernel_tasks(Cache(cache_dir or default_directory()), jobs=processes))
+            path.write_bytes(pickle.dumps(recorded_kernels(tasks, jobs=processes)))
+        try:
+            kernels = load_kernels(path)
+        except (pickle.UnpicklingError, AttributeError, ImportError, EOFError) as error:
+            raise click.ClickException(
+                f"{path} has no kernels that this version recorded ({error}); delete it to record "
+                "them again"
+            ) from error
+        jobs = list(removals(kernels) if fences else mutants(kernels, count, seed))
+        random.Random(seed).shuffle(jobs)
+        jobs = jobs[:most]
+        missing = {_name(record_of(kernels[job.kernel], job)): job for job in jobs}
+        records = [each for each in _earlier_records(verdicts) if missing.pop(_name(each), None)]
+        for record in run_all(path, kernels, list(missing.values()), processes=processes):
+            records.append(record)
+            if verdicts:
+                with verdicts.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            if len(records) % 20 == 0:
+                click.echo(f"{len(records)} of {len(jobs)}", err=True)
+    counts = summary(records)
+    click.echo(json.dumps(counts, indent=1))
+    with recording(records_path, "emulation.mutants", {"nvgemm-aot": __version__}) as cases:
+        cases += _cases(counts, "removed fences" if fences else "mutants")
+
+
+def _earlier_records(path: Path | None) -> list[dict[str, Any]]:
     """Returns the records of an earlier run, which this one goes on with."""
     if path is None or not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except json.JSONDecodeError as error:
+        raise click.ClickException(f"{path}: not a verdict in each line: {error}") from error
 
 
-def _name(job: Job, fences: bool) -> tuple[object, ...]:
-    kernel = _kernels[job.kernel]
-    line = kernel.launch.program.instructions[job.place].line
-    change = (None, None) if fences else (job.kind.value, job.seed)
-    return (f"{kernel.kernel.operator} {kernel.kernel.id[:12]}", line, *change)
+def _name(record: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(record.get(part) for part in ("kernel", "line", "kind", "seed"))
 
 
-def summary(records: Sequence[dict[str, object]]) -> dict[str, Any]:
-    """Returns counts by outcome, and the share caught of those that are not equivalent."""
-    outcomes = collections.Counter(each.get("outcome") for each in records)
-    survivals = collections.Counter(each["survival"] for each in records if "survival" in each)
-    caught = sum(
-        outcomes[each.value]
-        for each in (Outcome.RESULT, Outcome.FINDING, Outcome.ERROR, Outcome.DEADLOCK)
-    )
-    missed = survivals[Survival.MISSED.value]
-    return {
-        "mutants": len(records),
-        "kernels": len({each["kernel"] for each in records}),
-        "outcomes": dict(outcomes),
-        "survivors": dict(survivals),
-        "caught_share": round(caught / max(1, caught + missed), 4),
-    }
-
-
-def main() -> None:
-    """Runs mutants, or removes fences, in parallel processes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path, help="bundle and PTX, see recorded_kernels.py")
-    parser.add_argument("--count", type=int, default=600, help="number of mutants")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--fences", action="store_true", help="remove fences instead")
-    parser.add_argument("--kernels", type=int, default=10, help="kernels, the shortest launches")
-    parser.add_argument(
-        "--verdicts", type=Path, help="file to append verdicts to; those in it are not repeated"
-    )
-    parser.add_argument("--result", type=Path, help="file for the figures")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    for each in record_kernels(arguments.directory):
-        if isinstance(each, RecordedKernel):
-            _kernels.append(each)
-        else:
-            print(f"not recorded: {each[0].operator}: {each[1][:200]}")
-    _kernels.sort(key=lambda each: each.launch.execution.warp_instructions)
-    del _kernels[arguments.kernels :]
-    jobs = list(_removals() if arguments.fences else _mutants(arguments.count, arguments.seed))
-    random.Random(arguments.seed).shuffle(jobs)
-    work = run_removal if arguments.fences else run_mutant
-    records = _recorded(arguments.verdicts)
-    done = {(each["kernel"], each["line"], each.get("kind"), each.get("seed")) for each in records}
-    jobs = [job for job in jobs if _name(job, arguments.fences) not in done]
-    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for record in pool.imap_unordered(work, jobs):
-            records.append(record)
-            if arguments.verdicts:
-                with arguments.verdicts.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-            if len(records) % 20 == 0:
-                print(len(records), "of", len(jobs), flush=True)
-    print(json.dumps(summary(records), indent=1))
-    if arguments.result:
-        results.write(arguments.result, _figures(records, arguments))
-
-
-def _figures(
-    records: Sequence[dict[str, object]], arguments: argparse.Namespace
-) -> Iterator[results.Record]:
-    """Yields the figures of a run, for benchmarks/results."""
-    kind = "removed fences" if arguments.fences else "mutants"
-    found = summary(records)
-    outcomes = {**found["outcomes"], **found["survivors"]}
-    cases = [
-        results.Case(name=f"{kind}/{name}", figure=count, unit=kind)
-        for name, count in sorted(outcomes.items())
-    ]
-    if not arguments.fences:
-        share = 100 * found["caught_share"]
-        cases.append(results.Case(name=f"{kind}/caught", figure=share, unit="%"))
-    environment = {
-        "torch": torch.__version__,
-        "nvgemm-aot": importlib.metadata.version("nvgemm-aot"),
-    }
-    command = "python -m benchmarks.emulation.mutants DIRECTORY"
-    if arguments.fences:
-        command += " --fences"
-    run = results.run_of(
-        "emulation.mutants",
-        environment,
-        command=command,
-        commit=results.commit(),
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    )
-    yield from results.records_of(run, cases)
+def _cases(counts: dict[str, Any], kind: str) -> Iterator[Case]:
+    named = {**counts["outcomes"], **counts["survivors"]}
+    for name, count in sorted(named.items()):
+        yield Case(name=f"{kind}/{name}", figure=count, unit=kind)
+    for name, part in (("caught", "caught_share"), ("caught of all", "caught_share_of_all")):
+        yield Case(name=f"{kind}/{name}", figure=round(100 * counts[part], 2), unit="%")
 
 
 if __name__ == "__main__":

@@ -1,171 +1,163 @@
-"""Launches of real kernels, recorded on an emulated B200, for mutants and removed fences.
+"""Launches of ten kernels on an emulated B200, each for two problems, for mutants.
 
-A directory holds a bundle for sm_100f, and for each kernel in it the PTX as ``<kernel id>.ptx``.
+They own what they need: a process that replays them has neither an emulated device nor torch.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from benchmarks.emulation.mutant_runs import RecordedKernel
+from nvgemm_aot.emulator.checking.kernel_check import KernelTask, load_kernel
+from nvgemm_aot.emulator.checking.manifest_tasks import PlannedKernel, prepare
+from nvgemm_aot.emulator.checking.small_problems import size_steps, small_problems
+from nvgemm_aot.emulator.checking.user_calls import call_as_user
 from nvgemm_aot.emulator.driver.caught_launch import CaughtLaunch
-from nvgemm_aot.emulator.emulation_errors import EmulationError
 from nvgemm_aot.emulator.machine.global_memory import Region
 from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record
-from nvgemm_aot.emulator.ptx.parser import parse
 from nvgemm_aot.emulator.session import emulated_device
+from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
 from nvgemm_aot.emulator.session.ptx_runner import emulated_launch
+from nvgemm_aot.pipeline.compiler import make_tasks
+from nvgemm_aot.pipeline.workers import Workers
+from nvgemm_aot.providers import load_provider
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.targets import build_target
 from nvgemm_aot.targets.profile import load_profile
-from nvgemm_aot.verify.device.cubin import Cubin, read_cubins
-from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.types import DType, ScaleRecipe
+from nvgemm_aot.tuning.correctness.exact_operands import make_checks
+from nvgemm_aot.verify.device.cubin import Cubin
+from nvgemm_runtime.bundle.format import KernelFacts
+from nvgemm_runtime.errors import NvgemmError, one_line
+from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.matching.device import host_platform
 
-M, N, K = 152, 96, 200
-"""Rows, columns and depth: several tiles of most designs, each with a tail."""
+ARCH = "sm_100f"
 
-_FP4_K = 320
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_BF16, _FP8, _FP4 = "bf16xbf16/fp32/bf16", "fp8_e4m3xfp8_e4m3/fp32/bf16", "fp4_e2m1xfp4_e2m1"
 
+KERNELS = (
+    ("quack", f"mm/tn/{_BF16}", "GemmDefaultSm100_clc_cluster1x1x1_tile128x64x64"),
+    ("quack", f"mm/tn/{_BF16}", "GemmDefaultSm100_clc_cluster2x1x1_tile256x64x64"),
+    ("quack", f"mm/tn/{_BF16}", "cluster1x1x1_tile128x16x64_swap_ab_split_k2_serial"),
+    ("quack", f"mm/tn/{_BF16}/swiglu_halves", "cluster1x1x1_tile128x64x64"),
+    ("quack", f"grouped_mm/tn/{_BF16}", "cluster2x1x1_tile128x64x64"),
+    ("cutlass_operators", f"mm/tn/{_BF16}", "1cta_preferred2x2x1_fallback2x1x1_tile64x32x64"),
+    ("cutlass_operators", f"mm/tn/{_BF16}/bias_gelu_tanh", "1cta_cluster1x1x1_tile128x32x64"),
+    ("cutlass_operators", f"bmm/tn/{_BF16}", "1cta_cluster1x1x1_tile64x32x64_schedulerCLC"),
+    ("cutlass_operators", f"mm/tn/{_FP8}/fp32_tensor", "2cta_cluster2x2x1_tile256x32x128"),
+    (
+        "cutlass_operators",
+        f"mm/tn/{_FP4}/fp32/bf16/e4m3_1x16",
+        "2cta_cluster2x1x1_tile256x64x256",
+    ),
+)
+"""Provider, signature, and a part of the operator's name that only one candidate has."""
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedKernel:
-    """A kernel, a launch of it whose results were checked, and what keeps its memory."""
-
-    kernel: Kernel
-    launch: RecordedLaunch
-    tensors: tuple[torch.Tensor, ...]
-
-
-def record_kernels(directory: Path) -> Iterator[RecordedKernel | tuple[Kernel, str]]:
-    """Records a launch of each kernel in a directory; yields the reason if one does not succeed."""
-    path = directory / "sm_100f.nvgemm"
-    os.environ["NVGEMM_AOT_BUNDLES"] = str(path)
-    launches: list[RecordedLaunch] = []
-    bundle = Bundle(path)
-    texts = {
-        cubin.content: (directory / f"{kernel.id}.ptx").read_text()
-        for kernel in bundle.header.kernels
-        for cubin in read_cubins(bundle.payload(kernel))
-    }
-
-    def run(launch: CaughtLaunch, cubin: Cubin, regions: tuple[Region, ...]) -> None:
-        program = parse(texts[cubin.content])
-        launches.append(record(program, emulated_launch(launch, program), regions))
-
-    emulated_device.start(load_profile("B200"), run)
-    for kernel in bundle.header.kernels:
-        torch.manual_seed(1)
-        launches.clear()
-        try:
-            tensors, out, wanted = _call(kernel)
-        except (EmulationError, ValueError, RuntimeError) as error:
-            yield kernel, str(error)
-            continue
-        if len(launches) != 1:
-            yield kernel, f"it made {len(launches)} launches"
-        elif not torch.allclose(out.float(), wanted.float(), rtol=2e-2, atol=2e-2):
-            yield kernel, "its results differ from the reference"
-        else:
-            yield RecordedKernel(kernel=kernel, launch=launches[0], tensors=(*tensors, out))
+_DEPTH = 14
+"""Tiles along k in the second problem: no kernel's pipeline has as many stages, so each is reused
+and memory barriers come to a second phase."""
 
 
-def _call(kernel: Kernel) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
-    """Calls a kernel on random integers; returns operands, the result, and a reference."""
-    import nvgemm_runtime
+def two_problems(kernel: KernelFacts) -> tuple[Problem, Problem]:
+    """Returns a problem of several tiles, and one of few tiles that reuses pipeline stages.
 
-    signature = kernel.signature
-    dtype = torch.bfloat16
-    options: dict[str, Any] = {"kernel": kernel.id}
-    epilogue = signature.epilogue
-    if signature.op is Op.GROUPED_MM:
-        a, b = _integers(M, K), _integers(3, N, K).mT
-        offsets = torch.tensor([40, 40, M], dtype=torch.int32)
-        out = _poison(M, N)
-        nvgemm_runtime.grouped_mm(a, b, offsets, out=out, **options)
-        wanted = torch.cat([a[:40].float() @ b[0].float(), a[40:].float() @ b[2].float()])
-        return (a, b, offsets), out, wanted
-    if signature.op is Op.BMM:
-        a, b, out = _integers(2, M, K), _integers(2, N, K).mT, _poison(2, M, N)
-        nvgemm_runtime.bmm(a, b, out=out, **options)
-        return (a, b), out, a.float() @ b.float()
-    if signature.scales is not None:
-        return _call_scaled(signature, options)
-    a, b = _integers(M, K), _integers(N, K).t()
-    product = a.float() @ b.float()
-    if epilogue is None:
-        out = _poison(M, N)
-        nvgemm_runtime.mm(a, b, out=out, **options)
-        return (a, b), out, product
-    if "swiglu" in epilogue.name:
-        out = _poison(M, N // 2)
-        a = (a / 8).to(dtype)
-        nvgemm_runtime.gated_mm(a, b, out=out, **options)
-        gates, ups = (product / 8).chunk(2, 1)
-        return (a, b), out, torch.nn.functional.silu(gates) * ups
-    bias, out = _integers(N), _poison(M, N)
-    activation = epilogue.name.removeprefix("bias").strip("_") or None
-    nvgemm_runtime.addmm(bias, a, b, out=out, activation=activation, **options)
-    functions: dict[str | None, Any] = {
-        None: lambda x: x,
-        "relu": torch.relu,
-        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    }
-    return (a, b, bias), out, functions[activation](product + bias.float())
+    The last tile along k is nearly empty in the first, and nearly full in the second.
+    """
+    _, few_tiles, _, several_tiles = small_problems(kernel)
+    step = size_steps(kernel.signature, kernel.alignment_bytes)[2]
+    depth = (_DEPTH + 1) * kernel.design.tile[2] * kernel.design.splits
+    return several_tiles, replace(few_tiles, k=depth - step)
 
 
-def _call_scaled(
-    signature: Signature, options: dict[str, Any]
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
-    import nvgemm_runtime
+def kernel_tasks(cache: Cache, *, jobs: int) -> Iterator[KernelTask]:
+    """Compiles the kernels with their PTX, unless the cache has them.
 
-    out = _poison(M, N)
-    recipe = signature.scales
-    assert recipe is not None
-    if signature.a is DType.FP4_E2M1:
-        assert recipe.block is not None
-        codes = [torch.randint(0, 256, (rows, _FP4_K // 2), dtype=torch.uint8) for rows in (M, N)]
-        a, b = (
-            _E2M1[torch.stack([each & 15, each >> 4], 2).reshape(len(each), -1).long()]
-            for each in codes
-        )
-        columns = _FP4_K // recipe.block
-        powers = [torch.randint(-1, 2, (rows, columns)) for rows in (M, N)]
-        kind = torch.float8_e4m3fn if recipe is ScaleRecipe.E4M3_1X16 else torch.float8_e8m0fnu
-        scales = [_swizzled((2.0**each).to(kind)) for each in powers]
-        a, b = (
-            values * (2.0**each).repeat_interleave(recipe.block, 1)
-            for values, each in zip((a, b), powers)
-        )
-        packed = [each.view(torch.float4_e2m1fn_x2) for each in codes]
-        nvgemm_runtime.scaled_mm(
-            packed[0], packed[1].t(), scales[0], scales[1], out=out, recipe=recipe, **options
-        )
-        return (*packed, *scales), out, a @ b.T
-    a, b = (_integers(rows, 208).to(torch.float8_e4m3fn) for rows in (M, N))
-    scales = [torch.tensor([2.0]), torch.tensor([0.5])]
-    nvgemm_runtime.scaled_mm(a, b.t(), scales[0], scales[1], out=out, **options)
-    return (a, b, *scales), out, a.float() @ b.float().T
+    Raises:
+        ValueError: If a provider offers not one kernel of that name, or it does not compile.
+    """
+    target = build_target(ARCH, platform=host_platform())
+    planned = []
+    for name, key, part in KERNELS:
+        provider = load_provider(name)
+        candidates = provider.enumerate(Signature.parse(key), target).candidates
+        found = [one for one in candidates if part in one.operator]
+        exact = [one for one in found if one.operator.endswith(part)] or found
+        if len(exact) != 1:
+            raise ValueError(
+                f"{name} offers {len(exact)} kernels named {part} for {key}, must be 1: change "
+                "KERNELS"
+            )
+        planned += [PlannedKernel(task=task) for task in make_tasks(exact, target, provider)]
+    prepared = prepare(planned, cache, jobs=jobs, seeds=(0,))
+    for failure in prepared.failures:
+        raise ValueError(f"{failure.task.candidate.operator}: {failure.own_reason}")
+    for task in prepared.tasks:
+        yield replace(task, problems=two_problems(task.kernel))
 
 
-def _swizzled(scales: torch.Tensor) -> torch.Tensor:
-    """Returns scales in tiles of 32 x 4 x 4, padded with ones."""
-    rows, columns = scales.shape
-    padded = torch.ones(-(-rows // 128) * 128, -(-columns // 4) * 4).to(scales.dtype)
-    padded.view(torch.uint8)[:rows, :columns] = scales.view(torch.uint8)
-    tiles = padded.view(torch.uint8).reshape(len(padded) // 128, 4, 32, -1, 4)
-    return tiles.permute(0, 3, 2, 1, 4).contiguous().reshape(-1).view(scales.dtype)
+def recorded_kernels(tasks: list[KernelTask], *, jobs: int) -> list[RecordedKernel]:
+    """Records kernels in child processes, which start the emulated device before torch.
+
+    Raises:
+        ValueError: If a kernel cannot be recorded.
+    """
+    prepare_worker = functools.partial(start_recording, tasks[0].device, tasks[0].target.cuda)
+    with Workers(min(jobs, len(tasks)), record_kernel, prepare_worker) as workers:
+        outcomes = {task.kernel.id: outcome for task, outcome in workers.run(tasks)}
+    found = [outcomes[task.kernel.id] for task in tasks]
+    for task, outcome in zip(tasks, found):
+        if not isinstance(outcome, RecordedKernel):
+            raise ValueError(f"{task.kernel.operator} is not recorded: {outcome}")
+    return [each for each in found if isinstance(each, RecordedKernel)]
 
 
-def _integers(*shape: int) -> torch.Tensor:
-    return torch.randint(-3, 4, shape).to(torch.bfloat16)
+class _Recorder:
+    """Records what the emulated device is asked to launch."""
+
+    def __init__(self) -> None:
+        self.programs = KeptPrograms()
+        self.launches: list[RecordedLaunch] = []
+
+    def __call__(self, caught: CaughtLaunch, cubin: Cubin, regions: tuple[Region, ...]) -> None:
+        program = self.programs(cubin, caught.kernel)
+        self.launches.append(record(program, emulated_launch(caught, program), regions))
 
 
-def _poison(*shape: int) -> torch.Tensor:
-    return torch.full(shape, float("nan"), dtype=torch.bfloat16)
+_recorder = _Recorder()
+
+
+def start_recording(device: str, cuda: str) -> None:
+    """Makes this process emulate a GPU product, for `record_kernel`."""
+    emulated_device.start(load_profile(device), _recorder, cuda)
+    import torch  # behind the stand-in: torch for CUDA loads the machine's own driver
+
+    torch.set_num_threads(1)
+
+
+def record_kernel(task: KernelTask) -> RecordedKernel | str:
+    """Calls a kernel for each problem; returns the reason if a result or a launch is not right."""
+    _recorder.programs.add(task.kernel.payload, task.ptx)
+    _recorder.launches.clear()
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            loaded = load_kernel(task, Path(directory))
+        for number, problem in enumerate(task.problems):
+            checks = make_checks(problem, "cpu", seed=number)
+            check = checks[number % len(checks)]  # whole numbers, then few products
+            check.prepare()
+            call_as_user(loaded, check.operands)
+            if fault := check.fault(check.operands[2]):
+                return f"{problem.key}: {fault}"
+    except (NvgemmError, RuntimeError, ValueError) as error:
+        return one_line(f"{type(error).__name__}: {error}")
+    launches = tuple(_recorder.launches)
+    if len(launches) != len(task.problems):
+        return f"{len(task.problems)} calls made {len(launches)} launches"
+    findings = [finding for launch in launches for finding in launch.execution.findings]
+    if findings:
+        return findings[0]
+    return RecordedKernel(name=f"{task.kernel.operator} {task.kernel.id[:12]}", launches=launches)

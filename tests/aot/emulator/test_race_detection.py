@@ -5,7 +5,7 @@ import pytest
 
 from handwritten_kernels import aligned, module, run
 from nvgemm_aot.emulator.machine.ordering import Ordering
-from nvgemm_aot.emulator.mutants.fence_uses import FenceUses
+from nvgemm_aot.emulator.mutants.fence_uses import FenceUses, Redundancy
 
 WHO = """
 mov.u32 %r1, %tid.x;
@@ -233,7 +233,7 @@ def test_a_fence_is_redundant_if_another_orders_the_same():
     assert pipeline("\n".join(body))[0] == []
     uses = FenceUses()
     pipeline(PIPELINE, uses)
-    assert uses.reason(8).endswith("others order these accesses, too")
+    assert uses.redundancy(8) is Redundancy.ORDERED_BY_OTHERS
 
 
 @pytest.mark.parametrize("label", ["LOADED", "MULTIPLIED"])

@@ -170,7 +170,7 @@ def check_kernel(task: KernelTask) -> KernelReport:
         session.programs.add(task.kernel.payload, task.ptx)
         program = session.programs.only_program(task.kernel.payload)
         with tempfile.TemporaryDirectory() as directory:
-            loaded = _load(task, Path(directory))
+            loaded = load_kernel(task, Path(directory))
     except NvgemmError as error:
         return failed_report(task, f"{type(error).__name__}: {error}")
     counts = [0] * len(program.instructions)
@@ -207,7 +207,8 @@ def failed_report(task: KernelTask, reason: str) -> KernelReport:
     return KernelReport(runs=(run,))
 
 
-def _load(task: KernelTask, directory: Path) -> LoadedKernel:
+def load_kernel(task: KernelTask, directory: Path) -> LoadedKernel:
+    """Writes a kernel into a bundle in a directory, and loads it as a program does."""
     path = directory / "kernel.nvgemm"
     write_bundle(
         path,

@@ -69,6 +69,8 @@ _QUALIFIERS = (
 )
 """Qualifiers of which one takes another's place; a lone one is left out."""
 
+_SIGNEDNESS = {"s32", "u32", "s64", "u64"}
+
 _COMMUTATIVE = ("add", "and", "or", "xor", "mul", "min", "max", "addc")
 
 _REACH = 25
@@ -127,12 +129,21 @@ def _opcodes(instruction: Instruction, program: Program, place: int) -> Iterator
 def _qualifiers(instruction: Instruction, program: Program, place: int) -> Iterator[Instruction]:
     for number, name in enumerate(instruction.qualifiers):
         before, after = instruction.qualifiers[:number], instruction.qualifiers[number + 1 :]
+        if name in _SIGNEDNESS and _ignores_signedness(instruction):
+            continue
         for family in _QUALIFIERS:
             if name in family:
                 if len(family) == 1:
                     yield replace(instruction, qualifiers=before + after)
                 for other in family:
                     yield replace(instruction, qualifiers=(*before, other, *after))
+
+
+def _ignores_signedness(instruction: Instruction) -> bool:
+    """Tells if an integer's sign does not change the result (PTX ISA, "Integer Arithmetic")."""
+    if instruction.opcode in ("mul", "mad", "setp", "set"):
+        return not {"lo", "eq", "ne"}.isdisjoint(instruction.qualifiers)
+    return instruction.opcode in ("add", "sub") and "sat" not in instruction.qualifiers
 
 
 def _exchanged(instruction: Instruction, program: Program, place: int) -> Iterator[Instruction]:

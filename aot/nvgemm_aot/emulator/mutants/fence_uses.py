@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from ..machine.fusion import running_instruction
@@ -12,6 +13,23 @@ from ..races.segments import Knowledge
 from ..races.shadow import Event
 
 
+class Redundancy(enum.IntEnum):
+    """Reasons why a program can do without a fence or wait; a larger one is a weaker reason."""
+
+    ORDERS_NOTHING = 0
+    NOT_RELIED_ON = 1
+    ORDERED_BY_OTHERS = 2
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        return (
+            "it orders nothing that is not ordered already",
+            "no access relies on what it orders",
+            "others order the accesses that rely on it, too",
+        )[self]
+
+
 class FenceUses(RaceDetector):
     """Detects races, and notes by instruction which segments it newly ordered."""
 
@@ -20,19 +38,12 @@ class FenceUses(RaceDetector):
         self._gains: dict[int, Knowledge] = {}
         self._relied = Knowledge()
 
-    def reason(self, place: int) -> str:
+    def redundancy(self, place: int) -> Redundancy:
         """Returns why a program can do without a fence or wait, if it can."""
         gained = self._gains.get(place, Knowledge())
-        needed = sum((mine & used).bit_count() for mine, used in zip(gained, self._relied))
-        total = sum(each.bit_count() for each in gained)
-        if not total:
-            return "it orders nothing that is not ordered already"
-        if not needed:
-            return f"it orders {total} segments newly, and no access relies on that"
-        return (
-            f"it orders {total} segments newly, {needed} of which later accesses rely on; others "
-            "order these accesses, too"
-        )
+        if any(mine & used for mine, used in zip(gained, self._relied)):
+            return Redundancy.ORDERED_BY_OTHERS
+        return Redundancy.NOT_RELIED_ON if any(gained) else Redundancy.ORDERS_NOTHING
 
     def acquire(self, warp: Warp, clock: Clock) -> None:
         """Notes what a wait orders."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from ..run import execute
 class RecordedLaunch:
     """A launch, and what its memory held before and after.
 
-    Parameters and tensor maps hold addresses, so replaying uses the same memory, whose owner must
-    keep it.
+    It owns copies of the memory, at the addresses that parameters and tensor maps hold: a workspace
+    is freed when the call ends, and writing there again would damage the heap.
 
     Attributes:
         program: The kernel that was launched.
         launch: Its grid and parameters.
-        regions: The memory that it may touch.
+        regions: Copies of the memory that it may touch.
         before: The regions' bytes before the launch.
         after: The bytes that the kernel left, which a caller has checked.
         execution: Counts and findings.
@@ -44,17 +44,21 @@ class RecordedLaunch:
         schedule: Schedule | None = None,
         ordering: Ordering | None = None,
     ) -> Execution:
-        """Executes a program as the kernel was; the memory then holds its results.
+        """Executes a program as the kernel was; the regions then hold its results.
 
         Raises:
             EmulationError: If the program does what it must not do.
         """
+        return execute(program, self.launch, self.restored_memory(), schedule, ordering)
+
+    def restored_memory(self) -> GlobalMemory:
+        """Returns the regions with what they held before the launch."""
         for region, content in zip(self.regions, self.before):
             region.data[:] = content
-        return execute(program, self.launch, GlobalMemory(self.regions), schedule, ordering)
+        return GlobalMemory(self.regions)
 
     def differing_bytes(self) -> int:
-        """Returns how many bytes in memory now differ from what the kernel left."""
+        """Returns how many bytes in the regions now differ from what the kernel left."""
         return sum(
             int(np.count_nonzero(region.data != content))
             for region, content in zip(self.regions, self.after)
@@ -67,7 +71,7 @@ def record(
     regions: Sequence[Region],
     schedule: Schedule | None = None,
 ) -> RecordedLaunch:
-    """Executes a launch, and keeps what replaying it needs.
+    """Executes a launch on the caller's memory, and keeps what replaying it needs.
 
     Raises:
         EmulationError: If the kernel does what it must not do.
@@ -77,7 +81,7 @@ def record(
     return RecordedLaunch(
         program=program,
         launch=launch,
-        regions=tuple(regions),
+        regions=tuple(replace(region, data=region.data.copy()) for region in regions),
         before=before,
         after=tuple(region.data.copy() for region in regions),
         execution=execution,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +14,6 @@ import numpy as np
 from ..emulation_errors import DeadlockError, EmulationError, UnsupportedPtxError
 from ..instructions.decoding import plan_of
 from ..machine.fusion import never_waits
-from ..machine.global_memory import GlobalMemory
 from ..machine.hierarchy import Grid, Warp
 from ..machine.lanes import Mask
 from ..machine.launch import Schedule
@@ -23,10 +22,10 @@ from ..machine.ordering import Ordering
 from ..machine.scheduler import Plan, Scheduler
 from ..ptx.program import Instruction, Program
 from ..ptx.ptx_operands import Address, Immediate, Register, Sink
-from .changes import registers_of
+from .changes import registers_of, removed
 from .recorded_launch import RecordedLaunch
 
-Effects: TypeAlias = dict[str, Any]
+Effects: TypeAlias = dict[str, bytes]
 """A digest for each warp."""
 
 
@@ -44,10 +43,11 @@ class Outcome(enum.Enum):
 class Survival(enum.Enum):
     """Reasons why a survivor is not noticed."""
 
-    SAME_EFFECTS = "same effects at every execution"
-    UNUSED = "what it makes is not used"
+    SAME_EFFECTS = "same effects on both problems"
     ORDERED = "every access is still ordered"
+    UNUSED = "what it makes is not used"
     PERFORMANCE = "changes performance only"
+    UNCHECKED = "the emulator does not check it"
     MISSED = "not caught"
 
 
@@ -59,18 +59,27 @@ class Verdict:
     message: str = ""
 
 
-_PERFORMANCE = {
-    "prefetch",
-    "prefetchu",
-    "applypriority",
-    "discard",
-    "createpolicy",
-    "nanosleep",
-    "setmaxnreg",
-    "griddepcontrol",
-}
+_PERFORMANCE = {"prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "nanosleep"}
+
+_UNCHECKED = {"tcgen05.wait::ld", "griddepcontrol.wait", "setmaxnreg.inc", "setmaxnreg.dec"}
+"""Instructions without a meaning here: PTX from NVIDIA's compiler uses registers before it waits
+for their loads, launches run one after the other, and registers are never short."""
 
 _SYNCHRONISATION = {"fence", "membar", "bar", "barrier"}
+
+_WAITS = {
+    "cp.wait_group",
+    "cp.commit_group",
+    "mbarrier.try_wait",
+    "mbarrier.test_wait",
+    "tcgen05.commit",
+    "tcgen05.fence",
+    "tcgen05.wait::ld",
+    "tcgen05.wait::st",
+    "wgmma.fence",
+    "wgmma.commit_group",
+    "wgmma.wait_group",
+}
 
 
 def judge(recorded: RecordedLaunch, program: Program, schedules: Iterable[Schedule]) -> Verdict:
@@ -92,36 +101,59 @@ def judge(recorded: RecordedLaunch, program: Program, schedules: Iterable[Schedu
 
 
 def why_survived(
-    recorded: RecordedLaunch, program: Program, place: int, effects: Effects | None = None
+    launches: Sequence[RecordedLaunch],
+    program: Program,
+    place: int,
+    schedules: Sequence[Schedule],
+    effects: Sequence[Effects] | None = None,
 ) -> Survival:
-    """Classifies a survivor, whose instruction at a place was changed.
+    """Classifies a program with one changed instruction, which survived every launch.
 
     Args:
-        recorded: The launch.
+        launches: The kernel's launches.
         program: The changed program.
         place: Index of the changed instruction.
-        effects: Result of `effects_of` for the launch's own program, if known.
+        schedules: Schedules under which it survived.
+        effects: `effects_of` of each launch with its own program, if known.
     """
-    old, new = recorded.program.instructions[place], program.instructions[place]
-    if old.opcode in _PERFORMANCE or _differs_only_in_hints(old, new):
+    original = launches[0].program
+    old, new = original.instructions[place], program.instructions[place]
+    if _changes_performance_only(old, new):
         return Survival.PERFORMANCE
-    if _is_synchronisation(old):
-        return Survival.ORDERED
-    if old.opcode == "mbarrier" and old.qualifiers[0] == "init":
-        # Using a memory barrier that was not initialised is an error.
-        return Survival.UNUSED if new.opcode != "mbarrier" else Survival.MISSED
+    if not is_checked(old):
+        return Survival.UNCHECKED
     if effects is None:
-        effects = effects_of(recorded, recorded.program)
-    if effects == effects_of(recorded, program):
-        return Survival.SAME_EFFECTS
+        effects = [effects_of(launch, original) for launch in launches]
+    if all(each == effects_of(launch, program) for launch, each in zip(launches, effects)):
+        return Survival.ORDERED if is_synchronisation(old) else Survival.SAME_EFFECTS
+    if "mbarrier.init" in _names(old):
+        # Using a memory barrier that was not initialised is an error.
+        without = removed(original, place)
+        verdicts = (judge(launch, without, schedules) for launch in launches)
+        if all(verdict.outcome is Outcome.SURVIVED for verdict in verdicts):
+            return Survival.UNUSED
     return Survival.MISSED
 
 
-def _is_synchronisation(instruction: Instruction) -> bool:
-    names = {f"{instruction.opcode}.{each}" for each in instruction.qualifiers}
-    return instruction.opcode in _SYNCHRONISATION or bool(
-        names & {"cp.wait_group", "cp.commit_group", "tcgen05.wait::ld", "tcgen05.wait::st"}
-    )
+def is_synchronisation(instruction: Instruction) -> bool:
+    """Tells if an instruction orders others and computes nothing."""
+    return instruction.opcode in _SYNCHRONISATION or not _WAITS.isdisjoint(_names(instruction))
+
+
+def is_checked(instruction: Instruction) -> bool:
+    """Tells if the emulator can notice that an instruction is missing."""
+    return _UNCHECKED.isdisjoint(_names(instruction))
+
+
+def _names(instruction: Instruction) -> set[str]:
+    return {f"{instruction.opcode}.{each}" for each in instruction.qualifiers}
+
+
+def _changes_performance_only(old: Instruction, new: Instruction) -> bool:
+    if old.opcode in _PERFORMANCE or "griddepcontrol.launch_dependents" in _names(old):
+        # A policy in another register may overwrite what others need.
+        return old.opcode != "createpolicy" or new.operands[:1] in (old.operands[:1], ())
+    return _differs_only_in_hints(old, new)
 
 
 def _differs_only_in_hints(old: Instruction, new: Instruction) -> bool:
@@ -137,8 +169,18 @@ def _differs_only_in_hints(old: Instruction, new: Instruction) -> bool:
     )
 
 
-_EFFECTS = {"st", "red", "atom", "mbarrier", "cp", "tcgen05", "stmatrix", "wgmma", "bar", "barrier"}
-_WITHOUT_EFFECT = {"try_wait", "test_wait", "ld", "wait::ld", "wait::st"}
+_EFFECTS = {
+    *("st", "red", "atom", "stmatrix", "mbarrier", "cp", "tcgen05", "wgmma"),
+    *("clusterlaunchcontrol", "tensormap"),
+}
+_WITHOUT_EFFECT = {
+    *("try_wait", "test_wait", "ld", "wait::ld", "wait::st", "fence"),
+    *("commit_group", "wait_group", "query_cancel"),
+}
+
+
+_Digests: TypeAlias = dict[str, Any]
+"""Unfinished digests, of a type that `hashlib` does not name."""
 
 
 def effects_of(recorded: RecordedLaunch, program: Program) -> Effects:
@@ -147,14 +189,13 @@ def effects_of(recorded: RecordedLaunch, program: Program) -> Effects:
     That is each store, copy, multiplication and arrival, with the values of its operands. Waits are
     left out, since how often a warp asks depends on the schedule.
     """
-    digests: Effects = {}
+    digests: _Digests = {}
     meanings = [
         _watched(number, *each, program.instructions[number], digests)
         for number, each in enumerate(plan_of(program).meanings)
     ]
-    for region, content in zip(recorded.regions, recorded.before):
-        region.data[:] = content
-    grid = Grid(program, recorded.launch, GlobalMemory(recorded.regions), Schedule(), Ordering())
+    memory = recorded.restored_memory()
+    grid = Grid(program, recorded.launch, memory, Schedule(), Ordering())
     Scheduler(grid, Plan(program, meanings)).run()
     return {name: digest.digest() for name, digest in digests.items()}
 
@@ -165,7 +206,7 @@ def _watched(
     predicate: int | None,
     negated: bool,
     instruction: Instruction,
-    digests: dict[str, Any],
+    digests: _Digests,
 ) -> tuple[Meaning, int | None, bool]:
     if instruction.opcode not in _EFFECTS or _WITHOUT_EFFECT.intersection(instruction.qualifiers):
         return meaning, predicate, negated
