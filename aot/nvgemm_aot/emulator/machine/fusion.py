@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,17 +22,21 @@ LONGEST = 256
 
 @dataclass(frozen=True)
 class Run:
-    """Instructions from ``begin`` to before ``end``, of which only the last may wait.
+    """Instructions from ``begin`` to before ``end``, of which only the last may wait."""
 
-    Attributes:
-        all_lanes: Runs them with all lanes of a warp; takes the warp and `FULL`. Returns a signal.
-        some_lanes: Runs them with some; takes the warp and their mask.
-    """
-
+    meanings: Meanings
     begin: int
     end: int
-    all_lanes: Function
-    some_lanes: Function
+
+    @functools.cached_property
+    def all_lanes(self) -> Function:
+        """Runs them with all lanes of a warp; takes the warp and `FULL`. Returns a signal."""
+        return _Source(self.meanings, self.begin, self.end, all_lanes=True).function()
+
+    @functools.cached_property
+    def some_lanes(self) -> Function:
+        """Runs them with some lanes; takes the warp and their mask. Returns a signal."""
+        return _Source(self.meanings, self.begin, self.end, all_lanes=False).function()
 
 
 def joined(meanings: Meanings, begin: int, stops: frozenset[int]) -> Run:
@@ -49,12 +54,7 @@ def joined(meanings: Meanings, begin: int, stops: frozenset[int]) -> Run:
             break
         if isinstance(meanings[end][0], Branch):
             break
-    return Run(
-        begin,
-        end,
-        _Source(meanings, begin, end, all_lanes=True).function(),
-        _Source(meanings, begin, end, all_lanes=False).function(),
-    )
+    return Run(meanings, begin, end)
 
 
 def never_waits(meaning: Meaning) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import random
 from collections.abc import Callable, Hashable
@@ -34,10 +35,21 @@ class Warp:
             entry runs.
         waiting: Condition that it waits for, as messages print it, or None.
         parked: True while it waits until somebody clears this.
+        suspended: True while it waits so, or until no other warp can go on.
         memory: Values that extensions keep for a warp, by their names.
     """
 
-    __slots__ = ("block", "done", "index", "memory", "parked", "registers", "stack", "waiting")
+    __slots__ = (
+        "block",
+        "done",
+        "index",
+        "memory",
+        "parked",
+        "registers",
+        "stack",
+        "suspended",
+        "waiting",
+    )
 
     def __init__(self, block: Block, index: int, program: Program, lanes: Mask) -> None:
         self.block = block
@@ -46,6 +58,7 @@ class Warp:
         self.stack: list[list[Any]] = [[0, lanes, len(program.instructions)]]
         self.done = False
         self.parked = False
+        self.suspended = False
         self.waiting: object = None
         self.memory: dict[str, Any] = {}
 
@@ -309,7 +322,10 @@ def _lanes(count: int) -> Mask:
     return FULL if count >= LANES else np.arange(LANES) < count
 
 
+@functools.cache
 def _empty_register(kind: str) -> Any:
-    if kind == "b128":
-        return np.zeros((LANES, 2), np.uint64)
-    return np.zeros(LANES, register_dtype(kind))
+    """Returns zeros, which warps share: instructions replace a register, and never change it."""
+    shape, dtype = ((LANES, 2), np.uint64) if kind == "b128" else (LANES, register_dtype(kind))
+    zeros = np.zeros(shape, dtype)
+    zeros.flags.writeable = False
+    return zeros

@@ -126,13 +126,17 @@ class Scheduler:
                 self._live.append(Cluster(grid, grid.program, first))
                 grid.progress += 1
             self._do_late()
-            warps = [warp for cluster in self._live for warp in cluster.warps if not warp.done]
+            warps = [
+                warp
+                for cluster in self._live
+                for warp in cluster.warps
+                if not (warp.parked or warp.suspended or warp.done)
+            ]
             if grid.schedule.delay:
                 grid.random.shuffle(warps)
             self._computed = False
             for warp in warps:
-                if not warp.parked and not warp.done:
-                    self._run_warp(warp)
+                self._run_warp(warp)
             for cluster in [each for each in self._live if all(w.done for w in each.warps)]:
                 self._end(cluster)
             if grid.progress != last or grid.late:
@@ -140,6 +144,7 @@ class Scheduler:
             else:
                 idle = 0 if self._computed else idle + 1
                 fruitless += 1
+                self._resume()
             last = grid.progress
             if idle > _IDLE_ROUNDS or fruitless > _FRUITLESS_ROUNDS:
                 raise DeadlockError(self._deadlock())
@@ -166,6 +171,12 @@ class Scheduler:
                 self.grid.progress += 1
             if not actions:
                 del self.grid.late[queue]
+
+    def _resume(self) -> None:
+        """Lets suspended warps try again, as if the time limits of their waits had passed."""
+        for cluster in self._live:
+            for warp in cluster.warps:
+                warp.suspended = False
 
     def _end(self, cluster: Cluster) -> None:
         self._live.remove(cluster)
@@ -236,8 +247,8 @@ class Scheduler:
                 continue
             current[0] = run.end - 1 if signal is RETRY else run.end
             self._ran += self.grid.schedule.quantum - left
-            if signal is not PARK and len(stack) > 1:
-                _let_siblings_go_on(stack)
+            if signal is not PARK and len(stack) > 1 and _let_siblings_go_on(stack):
+                warp.suspended = False
             return
         self._computed = True
         self._ran += self.grid.schedule.quantum - left
@@ -290,8 +301,8 @@ class Scheduler:
         self.grid.ordering.leave(warp)
 
 
-def _let_siblings_go_on(stack: list[list[Any]]) -> None:
-    """Lets lanes that took the other side of a branch run, while these wait.
+def _let_siblings_go_on(stack: list[list[Any]]) -> bool:
+    """Lets lanes that took the other side of a branch run, while these wait, if there are any.
 
     Lanes of a warp may wait for each other (CUDA C++ Programming Guide, "Independent Thread
     Scheduling").
@@ -299,3 +310,5 @@ def _let_siblings_go_on(stack: list[list[Any]]) -> None:
     here, other = stack[-1], stack[-2]
     if other[2] == here[2] and other[0] != other[2]:
         stack[-2:] = [here, other]
+        return True
+    return False

@@ -262,7 +262,7 @@ def _begin_store(
 ) -> None:
     grid, block = warp.block.cluster.grid, warp.block
     operation = grid.ordering.begin(warp)
-    copy = add_to_group(warp, lane)
+    copy = add_to_group(warp, [lane])
     queue = object()
 
     def fetch() -> None:

@@ -15,7 +15,7 @@ from ...machine.hierarchy import Block, Warp
 from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import Value
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
-from ...machine.scheduler import YIELD, Step
+from ...machine.scheduler import RETRY, YIELD, Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
 from ..decoders import Qualifiers, decodes
@@ -30,12 +30,13 @@ _PENDING_BITS = 20
 
 
 class _Wait(NamedTuple):
-    """A phase that a warp waits for, as a deadlock's message prints it."""
+    """A phase that an instruction waits for, as a deadlock's message prints it."""
 
     barrier: MemoryBarrier
     block: Block
     offset: int
     phase: int
+    line: int
 
     def __str__(self) -> str:
         barrier = self.barrier
@@ -244,7 +245,7 @@ def _wait(
             wanted = value >> _PENDING_BITS
             passed = barrier.phase > wanted
         if not passed:
-            warp.waiting = _Wait(barrier, block, offset, wanted)
+            warp.waiting = _Wait(barrier, block, offset, wanted, instruction.line)
         elif relaxed:
             ordering.acquire_relaxed(warp, barrier.passed)
         else:
@@ -252,9 +253,15 @@ def _wait(
         return passed
 
     def step(warp: Warp, mask: Mask) -> str | None:
-        warp.waiting = None
+        before, warp.waiting = warp.waiting, None
         if agree(place.lanes(warp), mask) and agree(phase(warp), mask):
             done = over(warp, 0 if mask is FULL else int(mask.argmax()))
+            if suspends and not done and warp.waiting == before:
+                # A loop that asks again and again: the phase's end wakes it.
+                barrier = warp.waiting.barrier
+                barrier.suspended.append(warp)
+                warp.suspended = True
+                return RETRY
             warp.put(to, _ALL_LANES if done else _NO_LANES, mask)
             return None if done else YIELD
         lanes = active_lanes(mask)
