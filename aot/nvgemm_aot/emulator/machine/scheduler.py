@@ -12,7 +12,7 @@ from ..emulation_errors import DeadlockError, EmulationError
 from ..ptx.program import Instruction, Program
 from .fusion import Run, failing_instruction, joined
 from .hierarchy import Cluster, Grid, Warp
-from .lanes import FULL, Mask
+from .lanes import ALL_BYTES, FULL, NO_BYTES, Mask
 from .meanings import PARK as PARK
 from .meanings import RETRY as RETRY
 from .meanings import YIELD as YIELD
@@ -25,8 +25,6 @@ _IDLE_ROUNDS = 100
 
 _FRUITLESS_ROUNDS = 5000
 """Rounds in which warps run and change nothing that others see, before it counts as deadlocked."""
-
-_NO_LANES, _ALL_LANES = bytes(32), bytes([1]) * 32
 
 
 @dataclass(kw_only=True)
@@ -262,12 +260,14 @@ class Scheduler:
             active = mask
         else:
             value = warp.registers[predicate]
-            active = (mask & ~value) if negated else (mask & value)
+            active = ~value if negated else value
+            if mask is not FULL:
+                active = mask & active
             key = active.tobytes()
-            if key == _NO_LANES:
+            if key == NO_BYTES:
                 current[0] = place + 1
                 return False
-            if key == (_ALL_LANES if mask is FULL else mask.tobytes()):
+            if key == (ALL_BYTES if mask is FULL else mask.tobytes()):
                 active = mask
         if branch.target is None:
             return self._exit(warp, active)

@@ -33,7 +33,13 @@ def add_or_subtract(instruction: Instruction, program: Program) -> Computation:
     function: Callable[..., Any] = np.add if adds else np.subtract
     if kind in _PAIRS:
         return computed(instruction, program, _halves(function), "b32", "b32", "b32")
+    kind = _unsigned(kind)
     return computed(instruction, program, function, kind, kind, kind)
+
+
+def _unsigned(kind: str) -> str:
+    """Returns the type that registers hold, for results of which the sign decides nothing."""
+    return f"u{kind[1:]}"
 
 
 _PAIRS = ("u16x2", "s16x2")
@@ -68,6 +74,8 @@ def multiply(instruction: Instruction, program: Program) -> Computation:
     else:
         kind = qualifiers.one_of(*(WIDE if part == "wide" else INTEGERS))
     qualifiers.end()
+    if part == "lo":
+        kind = _unsigned(kind)
     product = _PRODUCTS[part](kind)
     result = WIDE[kind] if part == "wide" else kind
     if not adds:
