@@ -54,7 +54,7 @@ class Warp:
     def __init__(self, block: Block, index: int, program: Program, lanes: Mask) -> None:
         self.block = block
         self.index = index
-        self.registers: list[Any] = list(map(_empty_register, program.registers))
+        self.registers: list[Any] = block.cluster.grid.empty_registers.copy()
         self.stack: list[list[Any]] = [[0, lanes, len(program.instructions)]]
         self.done = False
         self.parked = False
@@ -194,7 +194,11 @@ def _barrier_bytes(offset: int) -> bytes:
 
 
 class Cluster:
-    """Blocks that run together; ``index`` is the first one's place in the grid."""
+    """Blocks that run together; ``index`` is the first one's place in the grid.
+
+    Attributes:
+        warps: Warps of all blocks.
+    """
 
     def __init__(self, grid: Grid, program: Program, index: Extent) -> None:
         self.grid = grid
@@ -204,15 +208,11 @@ class Cluster:
             within = (place[2], place[1], place[0])
             at = (index[0] + within[0], index[1] + within[1], index[2] + within[2])
             self.blocks.append(Block(self, program, at, within, rank))
+        self.warps = [warp for block in self.blocks for warp in block.warps]
         self._phase = 0
         self._arrived: set[int] = set()
         self._clock: Clock = None
         self._passed: dict[int, Clock] = {}
-
-    @property
-    def warps(self) -> list[Warp]:
-        """All warps of the cluster."""
-        return [warp for block in self.blocks for warp in block.warps]
 
     def arrive(self, warp: Warp, clock: Clock) -> None:
         """Counts a warp's arrival at the cluster's barrier; the last one opens it."""
@@ -245,6 +245,8 @@ class Grid:
 
     Attributes:
         parameter_cells: Bytes of the parameter space and padding.
+        parameters_read: Values that loads from constant addresses of it returned, by instruction.
+        empty_registers: Registers of a warp that has not begun.
         progress: Counts what other warps may wait for; a round without any is idle.
         findings: Mistakes that did not stop the kernel.
         todo: Clusters that have not begun, along z, y, x.
@@ -278,6 +280,8 @@ class Grid:
             ),
             np.uint8,
         )
+        self.parameters_read: dict[object, Any] = {}
+        self.empty_registers = list(map(_empty_register, program.registers))
         self.memory = memory
         self.ordering = ordering
         self.progress = 0

@@ -164,7 +164,7 @@ class Scheduler:
     def _do_late(self) -> None:
         for queue in list(self.grid.late):
             actions = self.grid.late[queue]
-            while actions and self.grid.random.randrange(self.grid.schedule.delay) == 0:
+            while actions and self.grid.random.random() * self.grid.schedule.delay < 1:
                 actions.popleft()()
                 self.grid.progress += 1
             if not actions:

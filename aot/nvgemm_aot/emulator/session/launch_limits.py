@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from nvgemm_runtime.errors import DriverError
@@ -43,6 +44,7 @@ def check_limits(launch: CaughtLaunch, profile: DeviceProfile) -> None:
             )
 
 
+@functools.lru_cache(maxsize=8)
 def cubin_of(image: bytes, kernel: str) -> Cubin:
     """Returns the cubin that holds a kernel.
 

@@ -13,7 +13,7 @@ from ...machine.addresses import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
-from ...machine.lanes import same
+from ...machine.lanes import LANES, same
 from ...machine.meanings import Computation, Source
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Vector
@@ -89,10 +89,12 @@ def _pack(instruction: Instruction, program: Program, kind: str, vector: Vector)
         return Computation(function=into_pairs, sources=sources, results=(register,), pairs=True)
     dtype = storage_dtype(kind)
     if count == 2 and bits > 8:
-        shift = dtype(bits)
+        half = np.dtype(f"u{bits // 8}").type
 
         def two(low: Any, high: Any) -> Any:
-            return low.astype(dtype) | high.astype(dtype) << shift
+            pairs = np.empty((LANES, 2), half)
+            pairs[:, 0], pairs[:, 1] = low, high
+            return pairs.view(dtype)[:, 0]
 
         return Computation(function=two, sources=sources, results=(register,))
 

@@ -111,8 +111,7 @@ class Multiplication:
             if self.scales is not None:
                 a = a * self._scales(block, operation, self.scales.a, shape.a_scale, len(a))
                 scaled = b * self._scales(block, operation, self.scales.b, shape.b_scale, len(b))
-            with np.errstate(invalid="ignore", over="ignore"):
-                products = a @ scaled.T
+            products = a @ scaled.T
             column = self.d & _COLUMN_MASK
             for part in self._parts(count):
                 values = products[part.rows, part.columns]
@@ -225,11 +224,10 @@ class Multiplication:
 
     def _encode(self, values: Values) -> npt.NDArray[np.uint32]:
         kind = self.shape.accumulator
-        with np.errstate(over="ignore", invalid="ignore"):
-            if kind is Accumulator.F32:
-                return np.ascontiguousarray(values, np.float32).view(np.uint32)
-            if kind is Accumulator.F16:
-                return np.ascontiguousarray(values, np.float16).view(np.uint16).astype(np.uint32)
+        if kind is Accumulator.F32:
+            return np.ascontiguousarray(values, np.float32).view(np.uint32)
+        if kind is Accumulator.F16:
+            return np.ascontiguousarray(values, np.float16).view(np.uint16).astype(np.uint32)
         if self.shape.saturates:
             values = np.clip(values, -(2.0**31), 2.0**31 - 1)
         return np.ascontiguousarray(values).astype(np.int64).astype(np.uint32)
