@@ -93,7 +93,7 @@ def _check_alignment(addresses: Any, size: int) -> None:
         raise EmulationError(f"accesses {size} bytes, must be a power of two")
     if size > 1:
         wrong = addresses & addresses.dtype.type(size - 1)
-        if any(wrong.tobytes()):
+        if wrong.tobytes().strip(b"\0"):
             first = int(addresses[wrong.nonzero()[0][0]])
             raise MemoryAccessError(f"address {first:#x} must be a multiple of {size}")
 

@@ -31,6 +31,7 @@ def same(value: Any) -> Any:
     """Returns the value; moves between registers are this."""
     return value
 
+
 _DTYPES: dict[str, Any] = {"pred": np.bool_} | {
     f"{kind}{bits}": {8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
     for kind in "busf"

@@ -31,6 +31,7 @@ GATHERED_ROWS = 4
 
 _DIMENSIONS = {f"{rank}d": rank for rank in range(1, 6)}
 
+
 @decodes("cp.async.bulk.tensor")
 def _copy(instruction: Instruction, program: Program) -> Step:
     qualifiers = Qualifiers(instruction)

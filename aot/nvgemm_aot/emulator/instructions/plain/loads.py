@@ -114,7 +114,7 @@ def _load(instruction: Instruction, program: Program) -> Step:
     count = 2 if wide else access.elements
     space, acquires = access.space, access.order == "acquire"
     if space is Space.PARAMETER and isinstance(getattr(operands[1], "base", None), Symbol):
-        return going_on(_parameter_load(targets, where, width, count, wide=wide))
+        return _parameter_load(targets, where, width, count, wide=wide)
 
     def step(warp: Warp, mask: Mask) -> None:
         addresses = where(warp)
@@ -146,7 +146,7 @@ def _parameter_load(
         for target, value in zip(targets, found):
             target.put(warp, value if mask is FULL else value[mask], mask)
 
-    return step
+    return going_on(step)
 
 
 class _Target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ class Scales:
     block: int
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Rows and columns of a block's share of the result, and the first lane that holds them."""
 
     rows: slice
@@ -202,7 +202,8 @@ class Multiplication:
         """Writes a part of the result, added to what is there."""
         cells = block.tensor.cells[lanes, columns]
         if self.accumulates:
-            values = values + np.ldexp(self._accumulated(cells), -self.shift)
+            before = self._accumulated(cells)
+            values = values + (np.ldexp(before, -self.shift) if self.shift else before)
         found = self._encode(values)
         if self.disabled:
             masks = self.disabled[4 * number : 4 * number + 4]
