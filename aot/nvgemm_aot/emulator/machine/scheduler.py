@@ -27,6 +27,10 @@ _FRUITLESS_ROUNDS = 5000
 """Rounds in which warps run and change nothing that others see, before it counts as deadlocked."""
 
 
+_SUSPENDED_ROUNDS = 50
+"""Rounds in which other warps run and change nothing, before suspended warps go on."""
+
+
 @dataclass(kw_only=True)
 class Execution:
     """Outcome of a launch.
@@ -142,7 +146,6 @@ class Scheduler:
             else:
                 idle = 0 if self._computed else idle + 1
                 fruitless += 1
-                self._resume()
             last = grid.progress
             if idle > _IDLE_ROUNDS or fruitless > _FRUITLESS_ROUNDS:
                 raise DeadlockError(self._deadlock())
@@ -151,6 +154,8 @@ class Scheduler:
                     f"the kernel has not ended after {self._ran} instructions, must take at most "
                     f"{grid.schedule.limit}; {self._deadlock()}"
                 )
+            if idle or (fruitless and fruitless % _SUSPENDED_ROUNDS == 0):
+                self._resume()
 
     def _spread_counts(self) -> list[int]:
         """Returns how often each instruction ran, from how often each run began."""
@@ -171,10 +176,12 @@ class Scheduler:
                 del self.grid.late[queue]
 
     def _resume(self) -> None:
-        """Lets suspended warps try again, as if the time limits of their waits had passed."""
+        """Ends the waits of suspended warps in vain, as if their time limits had passed."""
         for cluster in self._live:
             for warp in cluster.warps:
-                warp.suspended = False
+                if warp.suspended:
+                    warp.suspended = False
+                    warp.waiting = None
 
     def _end(self, cluster: Cluster) -> None:
         self._live.remove(cluster)
