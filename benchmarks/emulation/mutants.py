@@ -38,7 +38,7 @@ from nvgemm_aot.emulator.mutants.verdict import (
 )
 from nvgemm_aot.emulator.ptx.program import Instruction
 
-_RUNAWAY = 4
+_RUNAWAY = 8
 """A mutant that runs this many times the kernel's instructions counts as one that never ends."""
 
 _TRIES = 40
