@@ -51,6 +51,10 @@ _CLOSED_PIPE = 76
 
 _STDERR_TAIL_BYTES = 1000
 
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Default environment of a worker. Processes share the cores already: threads of numpy's BLAS
+library made small multiplications of matrices 20 times slower."""
+
 _RAISED = (Exception, KeyboardInterrupt)
 """Exceptions that a worker sends as its answer. It ignores Ctrl-C, but a compiler may raise
 KeyboardInterrupt."""
@@ -92,6 +96,7 @@ class _Worker(Generic[Item, Result]):
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
+                env=_ONE_THREAD | os.environ,
                 pass_fds=(child_end.fileno(), stderr),
             )
         finally:

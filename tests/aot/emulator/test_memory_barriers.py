@@ -77,6 +77,68 @@ mbarrier.arrive.shared.b64 _, [smem];
         run(f"{begin}\n{wait.format(parity + 1)}")
 
 
+TWO_WARPS = """
+mov.u32 %r1, %tid.x;
+setp.eq.u32 %p2, %r1, 0;
+setp.eq.u32 %p3, %r1, 32;
+@%p2 mbarrier.init.shared.b64 [smem], 1;
+mov.u32 %r2, 0;
+st.shared.b32 [smem+8], %r2;
+bar.sync 0;
+setp.ge.u32 %p4, %r1, 32;
+@%p4 bra SECOND;
+"""
+
+
+def waits_of(execution):
+    """Returns how often a kernel's only wait was executed."""
+    for instruction, count in zip(execution.program.instructions, execution.counts):
+        if "try_wait" in instruction.qualifiers:
+            return count
+    raise AssertionError("no wait")
+
+
+def test_a_loop_that_waits_does_not_run_while_another_warp_computes():
+    execution = run(
+        TWO_WARPS
+        + wait(0)
+        + """
+ret;
+SECOND:
+add.u32 %r2, %r2, 1;
+setp.lt.u32 %p5, %r2, 2000;
+@%p5 bra SECOND;
+@%p3 mbarrier.arrive.shared.b64 _, [smem];
+""",
+        threads=64,
+    )
+    assert waits_of(execution) == 3  # it fails, is suspended, and succeeds
+
+
+def test_a_suspended_loop_goes_on_where_others_need_it():
+    """The second warp does not arrive before the first one has asked four times."""
+    execution = run(
+        TWO_WARPS
+        + """
+FIRST:
+mbarrier.try_wait.parity.shared.b64 %p1, [smem], 0;
+@%p1 bra DONE;
+add.u32 %r2, %r2, 1;
+st.shared.b32 [smem+8], %r2;
+bra FIRST;
+DONE:
+ret;
+SECOND:
+ld.shared.b32 %r3, [smem+8];
+setp.lt.u32 %p5, %r3, 4;
+@%p5 bra SECOND;
+@%p3 mbarrier.arrive.shared.b64 _, [smem];
+""",
+        threads=64,
+    )
+    assert waits_of(execution) >= 5
+
+
 def test_separate_expect_tx_and_early_bytes_count():
     run(
         INIT

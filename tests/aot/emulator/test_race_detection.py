@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from handwritten_kernels import aligned, module, run
+from handwritten_kernels import aligned, module, run, tensor_map
 from nvgemm_aot.emulator.machine.ordering import Ordering
 from nvgemm_aot.emulator.mutants.fence_uses import FenceUses, Redundancy
 
@@ -251,6 +251,36 @@ def test_reports_a_block_that_ends_before_its_store_has_read():
     body = body.replace("st.shared.v4.b32 [%r12+16384], {%r6, %r6, %r6, %r6};", "")
     (found,) = pipeline(body)[0]
     assert "may use shared memory after block (0, 0, 0) warp 0 has ended" in found
+
+
+def test_every_lane_waits_for_a_store_that_it_shares():
+    result = aligned(128, np.uint32)
+    body = """
+shl.b32 %r5, %r1, 4;
+add.u32 %r5, %r5, %r3;
+st.shared.v4.b32 [%r5+1024], {{%r1, %r1, %r1, %r1}};
+fence.proxy.async.shared::cta;
+bar.sync 0;
+mov.u32 %r6, 0;
+cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group [m0, {{%r6}}], [smem+1024];
+cp.async.bulk.commit_group;
+{}
+bar.sync 0;
+st.shared.v4.b32 [%r5+1024], {{%r6, %r6, %r6, %r6}};
+"""
+    options = {
+        "threads": 32,
+        "tensors": {"c": result},
+        "maps": [tensor_map(result, "u32", (128,), (128,))],
+    }
+    wait_group = "cp.async.bulk.wait_group.read 0;"
+    assert findings(body.format(wait_group), **options) == []
+    in_turns = f"@%p1 {wait_group}\n@!%p1 {wait_group}"
+    assert findings(body.format(in_turns), **options) == []
+    for waits in ("", f"@%p1 {wait_group}", f"@!%p1 {wait_group}"):
+        overwritten, ended = findings(body.format(waits), **options)
+        assert overwritten.endswith("missing: cp.async.bulk.wait_group.read")
+        assert "may use shared memory after block (0, 0, 0) warp 0 has ended" in ended
 
 
 def test_stores_to_tensor_memory_must_be_waited_for():

@@ -8,6 +8,7 @@ from nvgemm_aot.emulator.emulation_errors import (
     MemoryAccessError,
     UnsupportedPtxError,
 )
+from nvgemm_aot.emulator.machine.ordering import Ordering
 
 WAIT = """
 AGAIN:
@@ -54,6 +55,33 @@ def test_box_goes_to_and_comes_from_shared_memory(swizzle, inner, delay):
     wanted = np.zeros((100, 60), np.float32)
     wanted[85:, 20 : 20 + inner] = source.reshape(100, 60)[85:, 20 : 20 + inner]
     assert (result.reshape(100, 60) == wanted).all()
+
+
+class _CountedReads(Ordering):
+    count = 0
+
+    def operation_read(self, operation, block, offsets, size):
+        self.count += 1
+
+
+@pytest.mark.parametrize(("row", "reads"), [("%r2", 1), ("%r1", 32)])
+def test_lanes_that_store_equal_boxes_do_so_at_once(row, reads):
+    result, ordering = aligned(32 * 4, np.uint32), _CountedReads()
+    body = """
+mov.u32 %r1, %tid.x;
+mov.u32 %r2, 3;
+mov.u32 %r3, 5;
+shl.b32 %r4, %r1, 2;
+mov.u32 %r5, smem;
+add.u32 %r4, %r4, %r5;
+st.shared.b32 [%r4+1024], %r3;
+""" + STORE.format(rank=2, at=f"{{0, {row}}}").replace("m1", "m0")
+    maps = [tensor_map(result, "u32", (4, 32), (4, 1))]
+    run(body, tensors={"c": result}, maps=maps, ordering=ordering)
+    wanted = np.zeros((32, 4), np.uint32)
+    wanted[3 if reads == 1 else slice(None)] = 5
+    assert (result.reshape(32, 4) == wanted).all()
+    assert ordering.count == reads
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])

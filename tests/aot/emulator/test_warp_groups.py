@@ -86,6 +86,10 @@ def test_runs_without_a_fault():
         ("mov.b32 %r10, 0;", "%r10, an accumulator"),
         ("setp.lt.s32 %p2, %r20, 0; @%p2 mov.b32 %r12, 0;", "%r12, an accumulator"),
         ("st.shared.b32 [smem], %r13;", "%r13, an accumulator"),
+        ("setp.eq.b32 %p2, %r10, %r11;", "%r10, an accumulator"),
+        ("sub.u32 %r14, %r10, %r11;", "%r10, an accumulator"),
+        ("setp.lt.s32 %p2, %r20, 0; selp.b32 %r14, %r10, %r20, %p2;", "%r10, an accumulator"),
+        ("setp.lt.s32 %p2, %r20, 0; selp.b32 %r14, %r20, %r10, %p2;", "%r10, an accumulator"),
     ],
 )
 def test_an_accumulator_in_flight_must_not_be_used(use, named):

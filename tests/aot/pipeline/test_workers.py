@@ -34,6 +34,10 @@ def double(number: int) -> int:
     return 2 * number
 
 
+def environment_of_a_worker(name: str) -> str | None:
+    return os.environ.get(name)
+
+
 def process_id(_: int) -> int:
     return os.getpid()
 
@@ -131,6 +135,17 @@ def hang() -> None:
 
 def kill_itself(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("chosen", "seen"), [(None, "1"), ("3", "3")])
+def test_libraries_start_no_threads_unless_told_to(
+    chosen: str | None, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    with Workers(1, environment_of_a_worker, nothing) as workers:
+        assert [*workers.run(["OMP_NUM_THREADS"])] == [("OMP_NUM_THREADS", seen)]
 
 
 def test_yields_every_result_once() -> None:

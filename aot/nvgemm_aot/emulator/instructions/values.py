@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from ..machine.addresses import PARAMETER_WINDOW
 from ..machine.hierarchy import Warp
 from ..machine.lanes import LANE, LANES, register_dtype
+from ..machine.launch import Extent
 from ..machine.meanings import Source, Value, lanes_of
 from ..ptx.program import Instruction, Program
 from ..ptx.ptx_operands import Address, Immediate, Negated, Operand, Register, Sink, Special, Symbol
@@ -42,12 +44,12 @@ def storage_dtype(kind: str) -> Any:
     return {8: np.uint16, 16: np.uint16, 32: np.uint32}.get(BITS[kind], np.uint64)
 
 
+@functools.lru_cache(maxsize=4096)
 def constant(value: int, dtype: Any) -> Any:
     """Returns 32 lanes of an integer, cut to a type."""
     bits = 8 * np.dtype(dtype).itemsize
-    if dtype is np.bool_:
-        return np.full(LANES, value != 0)
-    lanes = np.full(LANES, value & ((1 << bits) - 1), dtype)
+    whole = value != 0 if dtype is np.bool_ else value & ((1 << bits) - 1)
+    lanes = np.full(LANES, whole, dtype)
     lanes.flags.writeable = False
     return lanes
 
@@ -245,18 +247,24 @@ def _special(name: str, kind: str, instruction: Instruction) -> Source:
     if axis in ("x", "y", "z"):
         place = "xyz".index(axis)
         if base == "%tid":
-            return Source(value=lambda warp: _thread(warp, place))
+            return Source(
+                value=lambda warp: _threads(warp.index, warp.block.cluster.grid.launch.block, place)
+            )
         if base in _OF_BLOCK:
             of_block = _OF_BLOCK[base]
             return Source(value=lambda warp: constant(of_block(warp)[place], np.uint32))
     raise instruction.unknown(f"special register {name}")
 
 
-def _thread(warp: Warp, axis: int) -> Any:
-    x, y, _ = warp.block.cluster.grid.launch.block
-    number = LANE + np.uint32(warp.index * LANES)
-    return (
+@functools.lru_cache(maxsize=4096)
+def _threads(warp: int, block: Extent, axis: int) -> Any:
+    """Returns the places of a warp's threads in a block along an axis."""
+    x, y, _ = block
+    number = LANE + np.uint32(warp * LANES)
+    threads = (
         number % np.uint32(x),
         number // np.uint32(x) % np.uint32(y),
         number // np.uint32(x * y),
     )[axis]
+    threads.flags.writeable = False
+    return threads

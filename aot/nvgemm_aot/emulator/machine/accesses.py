@@ -94,7 +94,7 @@ def _check_alignment(addresses: Any, size: int) -> None:
         raise EmulationError(f"accesses {size} bytes, must be a power of two")
     if size > 1:
         wrong = addresses & addresses.dtype.type(size - 1)
-        if wrong.any():
+        if wrong.tobytes().strip(b"\0"):
             first = int(addresses[wrong.nonzero()[0][0]])
             raise MemoryAccessError(f"address {first:#x} must be a multiple of {size}")
 
@@ -139,6 +139,12 @@ def _check_own(warp: Warp, addresses: Any) -> None:
             f"cluster, must be of the warp's own block {warp.block.rank}; other blocks' addresses "
             "need .shared::cluster"
         )
+
+
+def _reach(addresses: Any, size: int) -> tuple[int, int]:
+    """Returns the first address of an access, and the end of its last element."""
+    numbers = addresses.tolist()  # Python finds extremes of so few numbers faster than numpy
+    return min(numbers), max(numbers) + size
 
 
 _Placer: TypeAlias = Callable[[int, Warp, Any, int, bool], Sequence[_Place]]
@@ -186,7 +192,7 @@ def _shared_places(
     block = blocks[rank]
     check_running(warp, block)
     offsets = (addresses & addresses.dtype.type(OFFSET_MASK)).astype(np.int64) - SHARED_BASE
-    first, end = int(offsets.min()), int(offsets.max()) + size
+    first, end = _reach(offsets, size)
     if first < 0 or end > len(block.shared):
         raise MemoryAccessError(
             f"{'writes' if writes else 'reads'} bytes {first} to {end - 1} of the shared memory of "
@@ -217,7 +223,7 @@ def _parameter_places(
         raise MemoryAccessError("writes parameters, which must only be read")
     grid = warp.block.cluster.grid
     offsets = (addresses - np.uint64(PARAMETER_WINDOW)).view(np.int64)
-    first, end = int(offsets.min()), int(offsets.max()) + size
+    first, end = _reach(offsets, size)
     if first < 0 or end > grid.program.parameter_bytes:
         raise MemoryAccessError(
             f"reads bytes {first} to {end - 1} of the parameters, which have "
@@ -228,7 +234,7 @@ def _parameter_places(
 
 def _global_places(_: int, warp: Warp, addresses: Any, size: int, writes: bool) -> Sequence[_Place]:
     memory = warp.block.cluster.grid.memory
-    first, end = int(addresses.min()), int(addresses.max()) + size
+    first, end = _reach(addresses, size)
     region = memory.holding(first, end - 1)
     if region is None:
         # Lanes access several tensors, or none.

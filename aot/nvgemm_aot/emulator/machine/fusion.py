@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .lanes import FULL, Mask
+from .lanes import ALL_BYTES, FULL, NO_BYTES, Mask, chosen, same
 from .meanings import Branch, Computation, Meaning, Meanings, Source
 
 Function: TypeAlias = Callable[..., Any]
@@ -21,17 +22,21 @@ LONGEST = 256
 
 @dataclass(frozen=True)
 class Run:
-    """Instructions from ``begin`` to before ``end``, of which only the last may wait.
+    """Instructions from ``begin`` to before ``end``, of which only the last may wait."""
 
-    Attributes:
-        all_lanes: Runs them with all lanes of a warp; takes the warp and `FULL`. Returns a signal.
-        some_lanes: Runs them with some; takes the warp and their mask.
-    """
-
+    meanings: Meanings
     begin: int
     end: int
-    all_lanes: Function
-    some_lanes: Function
+
+    @functools.cached_property
+    def all_lanes(self) -> Function:
+        """Runs them with all lanes of a warp; takes the warp and `FULL`. Returns a signal."""
+        return _Source(self.meanings, self.begin, self.end, all_lanes=True).function()
+
+    @functools.cached_property
+    def some_lanes(self) -> Function:
+        """Runs them with some lanes; takes the warp and their mask. Returns a signal."""
+        return _Source(self.meanings, self.begin, self.end, all_lanes=False).function()
 
 
 def joined(meanings: Meanings, begin: int, stops: frozenset[int]) -> Run:
@@ -49,12 +54,7 @@ def joined(meanings: Meanings, begin: int, stops: frozenset[int]) -> Run:
             break
         if isinstance(meanings[end][0], Branch):
             break
-    return Run(
-        begin,
-        end,
-        _Source(meanings, begin, end, all_lanes=True).function(),
-        _Source(meanings, begin, end, all_lanes=False).function(),
-    )
+    return Run(meanings, begin, end)
 
 
 def never_waits(meaning: Meaning) -> bool:
@@ -82,6 +82,24 @@ def running_instruction(warp: Any) -> int:
     return begin if frame is None else begin + frame.f_lineno - _FIRST_LINE
 
 
+_OPERATORS: dict[Function, str] = {
+    np.add: "+",
+    np.subtract: "-",
+    np.multiply: "*",
+    np.bitwise_and: "&",
+    np.bitwise_or: "|",
+    np.bitwise_xor: "^",
+    np.left_shift: "<<",
+    np.right_shift: ">>",
+    np.equal: "==",
+    np.not_equal: "!=",
+    np.less: "<",
+    np.less_equal: "<=",
+    np.greater: ">",
+    np.greater_equal: ">=",
+}
+"""Functions of two arrays that Python calls faster by their operators."""
+
 _NAME = "<joined instructions>"
 _FIRST_LINE = 2
 
@@ -94,7 +112,7 @@ class _Source:
     begin: int
     end: int
     all_lanes: bool
-    names: dict[str, Any] = field(default_factory=lambda: {"where": np.where})
+    names: dict[str, Any] = field(default_factory=lambda: {"chosen": chosen})
 
     def function(self) -> Function:
         lines = ["def run(warp, mask, FULL, r):"]
@@ -123,8 +141,7 @@ class _Source:
         return f"{back}{active}({step}, warp, mask, r[{predicate}], {negated})"
 
     def _computation(self, meaning: Computation, predicate: int | None, negated: bool) -> str:
-        inputs = ", ".join(map(self._source, meaning.sources))
-        result = f"{self._named(meaning.function)}({inputs})"
+        result = self._result(meaning.function, [*map(self._source, meaning.sources)])
         condition = None if self.all_lanes else "mask"
         if predicate is not None:
             holds = f"{'~' if negated else ''}r[{predicate}]"
@@ -147,8 +164,15 @@ class _Source:
                 parts.append(f"r[{number}] = {kept}")
         return "; ".join(parts)
 
+    def _result(self, function: Function, inputs: list[str]) -> str:
+        if function is same:
+            return inputs[0]
+        if function in _OPERATORS and len(inputs) == 2:
+            return f"({inputs[0]} {_OPERATORS[function]} {inputs[1]})"
+        return f"{self._named(function)}({', '.join(inputs)})"
+
     def _kept(self, value: str, number: int, condition: str | None) -> str:
-        return value if condition is None else f"where({condition}, {value}, r[{number}])"
+        return value if condition is None else f"chosen({condition}, {value}, r[{number}])"
 
     def _view(self, view: Any) -> str:
         return "" if view is None else f".view({self._named(view)})"
@@ -166,9 +190,6 @@ def _step_where(step: Any, warp: Any, mask: Mask, predicate: Mask, negated: bool
     """Runs a step in the lanes of a mask in which its predicate holds, if there are any."""
     active = mask & ~predicate if negated else mask & predicate
     key = active.tobytes()
-    if key == _NONE:
+    if key == NO_BYTES:
         return None
-    return step(warp, FULL if key == _ALL else active)
-
-
-_NONE, _ALL = bytes(32), bytes([1]) * 32
+    return step(warp, FULL if key == ALL_BYTES else active)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import random
 from collections.abc import Callable, Hashable
@@ -34,18 +35,30 @@ class Warp:
             entry runs.
         waiting: Condition that it waits for, as messages print it, or None.
         parked: True while it waits until somebody clears this.
+        suspended: True while it waits so, or until no other warp can go on.
         memory: Values that extensions keep for a warp, by their names.
     """
 
-    __slots__ = ("block", "done", "index", "memory", "parked", "registers", "stack", "waiting")
+    __slots__ = (
+        "block",
+        "done",
+        "index",
+        "memory",
+        "parked",
+        "registers",
+        "stack",
+        "suspended",
+        "waiting",
+    )
 
     def __init__(self, block: Block, index: int, program: Program, lanes: Mask) -> None:
         self.block = block
         self.index = index
-        self.registers: list[Any] = list(map(_empty_register, program.registers))
+        self.registers: list[Any] = block.cluster.grid.empty_registers.copy()
         self.stack: list[list[Any]] = [[0, lanes, len(program.instructions)]]
         self.done = False
         self.parked = False
+        self.suspended = False
         self.waiting: object = None
         self.memory: dict[str, Any] = {}
 
@@ -181,7 +194,11 @@ def _barrier_bytes(offset: int) -> bytes:
 
 
 class Cluster:
-    """Blocks that run together; ``index`` is the first one's place in the grid."""
+    """Blocks that run together; ``index`` is the first one's place in the grid.
+
+    Attributes:
+        warps: Warps of all blocks.
+    """
 
     def __init__(self, grid: Grid, program: Program, index: Extent) -> None:
         self.grid = grid
@@ -191,15 +208,11 @@ class Cluster:
             within = (place[2], place[1], place[0])
             at = (index[0] + within[0], index[1] + within[1], index[2] + within[2])
             self.blocks.append(Block(self, program, at, within, rank))
+        self.warps = [warp for block in self.blocks for warp in block.warps]
         self._phase = 0
         self._arrived: set[int] = set()
         self._clock: Clock = None
         self._passed: dict[int, Clock] = {}
-
-    @property
-    def warps(self) -> list[Warp]:
-        """All warps of the cluster."""
-        return [warp for block in self.blocks for warp in block.warps]
 
     def arrive(self, warp: Warp, clock: Clock) -> None:
         """Counts a warp's arrival at the cluster's barrier; the last one opens it.
@@ -250,6 +263,8 @@ class Grid:
 
     Attributes:
         parameter_cells: Bytes of the parameter space and padding.
+        parameters_read: Values that loads from constant addresses of it returned, by instruction.
+        empty_registers: Registers of a warp that has not begun.
         progress: Counts what other warps may wait for; a round without any is idle.
         findings: Mistakes that did not stop the kernel.
         todo: Clusters that have not begun, along z, y, x.
@@ -283,6 +298,8 @@ class Grid:
             ),
             np.uint8,
         )
+        self.parameters_read: dict[object, Any] = {}
+        self.empty_registers = list(map(_empty_register, program.registers))
         self.memory = memory
         self.ordering = ordering
         self.progress = 0
@@ -331,7 +348,10 @@ def _lanes(count: int) -> Mask:
     return FULL if count >= LANES else np.arange(LANES) < count
 
 
+@functools.cache
 def _empty_register(kind: str) -> Any:
-    if kind == "b128":
-        return np.zeros((LANES, 2), np.uint64)
-    return np.zeros(LANES, register_dtype(kind))
+    """Returns zeros, which warps share: instructions replace a register, and never change it."""
+    shape, dtype = ((LANES, 2), np.uint64) if kind == "b128" else (LANES, register_dtype(kind))
+    zeros = np.zeros(shape, dtype)
+    zeros.flags.writeable = False
+    return zeros

@@ -15,6 +15,24 @@ FULL.flags.writeable = False
 
 LANE = np.arange(LANES, dtype=np.uint32)
 
+NO_BYTES, ALL_BYTES = bytes(LANES), bytes([1]) * LANES
+"""Masks of no lanes and of all, as bytes, by which masks are compared quickly."""
+
+
+def chosen(mask: Any, first: Any, second: Any) -> Any:
+    """Returns the lanes of the first value in a mask, and of the second one elsewhere."""
+    _ = first.nbytes, second.nbytes  # registers that a multiplication uses refuse to be read
+    key = mask.tobytes()
+    if key == ALL_BYTES:
+        return first
+    return second if key == NO_BYTES else np.where(mask, first, second)
+
+
+def same(value: Any) -> Any:
+    """Returns the value; moves between registers are this."""
+    return value
+
+
 _DTYPES: dict[str, Any] = {"pred": np.bool_} | {
     f"{kind}{bits}": {8: np.uint16, 16: np.uint16, 32: np.uint32, 64: np.uint64}[bits]
     for kind in "busf"

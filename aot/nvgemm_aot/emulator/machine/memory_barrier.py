@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..emulation_errors import EmulationError
-from .ordering import Clock, Ordering
+from .ordering import Clock, Ordering, Warp
 
 TRANSACTION_LIMIT = (1 << 20) - 1
 """Bytes that may be pending at a barrier (PTX ISA, "Size and alignment of mbarrier object")."""
@@ -18,9 +18,10 @@ class MemoryBarrier:
         bytes: Bytes that copies still have to bring in this phase; negative if they came first.
         phase: Number of the current phase.
         arrived: Clock of the arrivals in this phase; ``passed``, of those in the last one.
+        suspended: Warps that are suspended until this phase ends.
     """
 
-    __slots__ = ("arrived", "bytes", "expected", "passed", "pending", "phase")
+    __slots__ = ("arrived", "bytes", "expected", "passed", "pending", "phase", "suspended")
 
     def __init__(self, expected: int) -> None:
         self.expected = self.pending = expected
@@ -28,6 +29,7 @@ class MemoryBarrier:
         self.phase = 0
         self.arrived: Clock = None
         self.passed: Clock = None
+        self.suspended: list[Warp] = []
 
     @property
     def is_between_phases(self) -> bool:
@@ -75,6 +77,9 @@ class MemoryBarrier:
         self.phase += 1
         self.pending = self.expected
         self.passed, self.arrived = self.arrived, None
+        for warp in self.suspended:
+            warp.suspended = False
+        self.suspended.clear()
         return True
 
     def _check_bytes(self) -> None:

@@ -12,7 +12,7 @@ from ..emulation_errors import DeadlockError, EmulationError
 from ..ptx.program import Instruction, Program
 from .fusion import Run, failing_instruction, joined
 from .hierarchy import Block, Cluster, Grid, Warp
-from .lanes import FULL, Mask
+from .lanes import ALL_BYTES, FULL, NO_BYTES, Mask
 from .meanings import PARK as PARK
 from .meanings import RETRY as RETRY
 from .meanings import YIELD as YIELD
@@ -26,7 +26,9 @@ _IDLE_ROUNDS = 100
 _FRUITLESS_ROUNDS = 5000
 """Rounds in which warps run and change nothing that others see, before it counts as deadlocked."""
 
-_NO_LANES, _ALL_LANES = bytes(32), bytes([1]) * 32
+
+_SUSPENDED_ROUNDS = 50
+"""Rounds in which other warps run and change nothing, before suspended warps go on."""
 
 
 @dataclass(kw_only=True)
@@ -127,13 +129,17 @@ class Scheduler:
                 self._live.append(Cluster(grid, grid.program, first))
                 grid.progress += 1
             self._do_late()
-            warps = [warp for cluster in self._live for warp in cluster.warps if not warp.done]
+            warps = [
+                warp
+                for cluster in self._live
+                for warp in cluster.warps
+                if not (warp.parked or warp.suspended or warp.done)
+            ]
             if grid.schedule.delay:
                 grid.random.shuffle(warps)
             self._computed = False
             for warp in warps:
-                if not warp.parked and not warp.done:
-                    self._run_warp(warp)
+                self._run_warp(warp)
             for cluster in [each for each in self._live if all(w.done for w in each.warps)]:
                 self._end(cluster)
             if grid.progress != last or grid.late:
@@ -149,6 +155,8 @@ class Scheduler:
                     f"the kernel has not ended after {self._ran} instructions, must take at most "
                     f"{grid.schedule.limit}; {self._deadlock()}"
                 )
+            if idle or (fruitless and fruitless % _SUSPENDED_ROUNDS == 0):
+                self._resume()
 
     def _spread_counts(self) -> list[int]:
         """Returns how often each instruction ran, from how often each run began."""
@@ -162,11 +170,19 @@ class Scheduler:
     def _do_late(self) -> None:
         for queue in list(self.grid.late):
             actions = self.grid.late[queue]
-            while actions and self.grid.random.randrange(self.grid.schedule.delay) == 0:
+            while actions and self.grid.random.random() * self.grid.schedule.delay < 1:
                 actions.popleft()()
                 self.grid.progress += 1
             if not actions:
                 del self.grid.late[queue]
+
+    def _resume(self) -> None:
+        """Ends the waits of suspended warps in vain, as if their time limits had passed."""
+        for cluster in self._live:
+            for warp in cluster.warps:
+                if warp.suspended:
+                    warp.suspended = False
+                    warp.waiting = None
 
     def _end(self, cluster: Cluster) -> None:
         self._live.remove(cluster)
@@ -249,8 +265,8 @@ class Scheduler:
                 continue
             current[0] = run.end - 1 if signal is RETRY else run.end
             self._ran += self.grid.schedule.quantum - left
-            if signal is not PARK and len(stack) > 1:
-                _let_siblings_go_on(stack)
+            if signal is not PARK and len(stack) > 1 and _let_siblings_go_on(stack):
+                warp.suspended = False
             return
         self._computed = True
         self._ran += self.grid.schedule.quantum - left
@@ -264,12 +280,14 @@ class Scheduler:
             active = mask
         else:
             value = warp.registers[predicate]
-            active = (mask & ~value) if negated else (mask & value)
+            active = ~value if negated else value
+            if mask is not FULL:
+                active = mask & active
             key = active.tobytes()
-            if key == _NO_LANES:
+            if key == NO_BYTES:
                 current[0] = place + 1
                 return False
-            if key == (_ALL_LANES if mask is FULL else mask.tobytes()):
+            if key == (ALL_BYTES if mask is FULL else mask.tobytes()):
                 active = mask
         if branch.target is None:
             return self._exit(warp, active)
@@ -304,8 +322,8 @@ class Scheduler:
         warp.block.cluster.leave(warp)
 
 
-def _let_siblings_go_on(stack: list[list[Any]]) -> None:
-    """Lets lanes that took the other side of a branch run, while these wait.
+def _let_siblings_go_on(stack: list[list[Any]]) -> bool:
+    """Lets lanes that took the other side of a branch run, while these wait, if there are any.
 
     Lanes of a warp may wait for each other (CUDA C++ Programming Guide, "Independent Thread
     Scheduling").
@@ -313,3 +331,5 @@ def _let_siblings_go_on(stack: list[list[Any]]) -> None:
     here, other = stack[-1], stack[-2]
     if other[2] == here[2] and other[0] != other[2]:
         stack[-2:] = [here, other]
+        return True
+    return False

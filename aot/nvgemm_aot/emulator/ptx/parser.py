@@ -320,7 +320,7 @@ class _Operands:
             return Pair(self.parse(first.strip()), self.parse(second.strip()))
         if text.startswith("!"):
             return Negated(self.register(text[1:].strip()))
-        if (constant := _immediate(text)) is not None:
+        if not text.startswith("%") and (constant := _immediate(text)) is not None:
             return constant
         for scope in reversed(self._statement.scopes):
             if text in scope.registers:

@@ -60,6 +60,10 @@ class Findings:
         reads: bool,
     ) -> None:
         """Reports an access that nothing orders behind an earlier one."""
+        verb = "reads" if reads else "overwrites"
+        kind = f"{space} {verb} {'read' if was_read else 'written'}"
+        if not self._is_new(kind, access, event.place):
+            return
         earlier = event.operation
         if space == "workspace":
             missing = "a flag that is released behind that and acquired before this, or a barrier"
@@ -73,11 +77,8 @@ class Findings:
             missing = _COMPLETIONS.get(earlier.opcode, "a wait for the copy's memory barrier")
             if earlier.warp is not access.warp and earlier.opcode in ("tcgen05.ld", "tcgen05.st"):
                 missing += ", and a barrier behind it"
-        verb = "reads" if reads else "overwrites"
         self._report(
-            f"{space} {verb} {'read' if was_read else 'written'}",
             access,
-            event.place,
             f"{verb} {_memory(space, block)} that "
             f"{_name(event)} {'reads' if was_read else 'writes'}, not ordered behind it; "
             f"missing: {missing}",
@@ -87,10 +88,10 @@ class Findings:
         self, access: Access, event: Event, block: Any, *, was_read: bool, reads: bool
     ) -> None:
         """Reports an asynchronous access behind a generic one without a proxy fence between."""
+        if not self._is_new(f"proxy {reads} {was_read}", access, event.place):
+            return
         self._report(
-            f"proxy {reads} {was_read}",
             access,
-            event.place,
             f"{'reads' if reads else 'overwrites'} shared memory of block {block.index} that "
             f"{_name(event)} {'reads' if was_read else 'writes'} through the generic proxy; "
             "missing: fence.proxy.async between that and the barrier",
@@ -98,10 +99,10 @@ class Findings:
 
     def report_unwritten(self, access: Access, block: Any, space: str) -> None:
         """Reports a read of what nobody has written."""
+        if not self._is_new(f"unwritten {space}", access, None):
+            return
         self._report(
-            f"unwritten {space}",
             access,
-            None,
             f"reads {space} memory of block {block.index} that nobody has written",
         )
 
@@ -118,10 +119,10 @@ class Findings:
         """Reports the use of a memory barrier whose initialisation may not be visible."""
         user = "an operation" if asynchronous else "the warp"
         access = Access(0, place, warp, None, 0, Knowledge())
+        if not self._is_new("barrier", access, event.place):
+            return
         self._report(
-            "barrier",
             access,
-            event.place,
             f"uses the memory barrier at offset {offset} of block {block.index} that "
             f"{_name(event)} initialises, perhaps not yet for {user}; missing: "
             "fence.mbarrier_init and a barrier behind it",
@@ -145,22 +146,26 @@ class Findings:
             if operation.is_store
             else _COMPLETIONS.get(operation.opcode, "a wait for the copy's memory barrier")
         )
+        if not self._is_new("end", access, None):
+            return
         self._report(
-            "end",
             access,
-            None,
             f"may use shared memory after {warp} has ended; missing: {missing}",
         )
 
-    def _report(self, kind: str, access: Access, earlier: int | None, text: str) -> None:
+    def _is_new(self, kind: str, access: Access, earlier: int | None) -> bool:
+        """Returns whether a finding should be reported; a pair of instructions counts once."""
         key = (kind, access.place, earlier)
         if key in self._seen:
-            return
+            return False
         self._seen.add(key)
         self._counts[kind] += 1
-        if self._counts[kind] <= MOST_OF_A_KIND:
-            grid = access.warp.block.cluster.grid
-            grid.findings.append(f"{access.warp} at {_line(access.warp, access.place)}: {text}")
+        return self._counts[kind] <= MOST_OF_A_KIND
+
+    @staticmethod
+    def _report(access: Access, text: str) -> None:
+        grid = access.warp.block.cluster.grid
+        grid.findings.append(f"{access.warp} at {_line(access.warp, access.place)}: {text}")
 
 
 def _memory(space: str, block: Any) -> str:

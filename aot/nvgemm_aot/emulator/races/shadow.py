@@ -79,7 +79,7 @@ def change_cells(cells: Cells, index: Index, change: Callable[[int], int]) -> No
     """
     old = cells[index]
     first = int(old.flat[0])
-    if np.count_nonzero(old != first) == 0:
+    if 1 not in (old != first).tobytes():
         new = change(first)
         if new != first:
             cells[index] = new

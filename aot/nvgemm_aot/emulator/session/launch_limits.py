@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 from nvgemm_runtime.errors import DriverError
@@ -58,6 +59,7 @@ def _check_preferred(launch: CaughtLaunch, preferred: Extent) -> None:
             )
 
 
+@functools.lru_cache(maxsize=8)
 def cubin_of(image: bytes, kernel: str) -> Cubin:
     """Returns the cubin that holds a kernel.
 

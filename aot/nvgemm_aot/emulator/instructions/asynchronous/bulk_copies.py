@@ -296,7 +296,7 @@ def _begin_store(
     grid, block = warp.block.cluster.grid, warp.block
     grid.ordering.use_global(warp)
     operation = grid.ordering.begin(warp)
-    copy = add_to_group(warp, lane)
+    copy = add_to_group(warp, [lane])
     queue = object()
 
     def fetch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...machine.hierarchy import Warp
@@ -19,14 +20,16 @@ _KEY = "bulk groups"
 
 @dataclass(kw_only=True)
 class BulkCopy:
-    """A copy whose completion belongs to a group.
+    """A copy whose completion belongs to a group of each thread that asked for it.
 
     Attributes:
+        unaware: Threads that have not waited for it.
         has_read: Set once it has read all of its source.
         is_done: Set once its writes are made, too.
         clock: Clock of what it has done so far.
     """
 
+    unaware: set[int]
     has_read: bool = False
     is_done: bool = False
     clock: Clock = None
@@ -40,11 +43,12 @@ class _Groups:
     committed: collections.deque[list[BulkCopy]] = field(default_factory=collections.deque)
 
 
-def add_to_group(warp: Warp, lane: int) -> BulkCopy:
-    """Returns a new copy in the open group of a thread."""
+def add_to_group(warp: Warp, lanes: Sequence[int]) -> BulkCopy:
+    """Returns a new copy in the open groups of threads."""
     threads: dict[int, _Groups] = warp.memory.setdefault(_KEY, {})
-    copy = BulkCopy()
-    threads.setdefault(lane, _Groups()).open.append(copy)
+    copy = BulkCopy(unaware=set(lanes))
+    for lane in lanes:
+        threads.setdefault(lane, _Groups()).open.append(copy)
     return copy
 
 
@@ -89,7 +93,9 @@ def _wait_group(instruction: Instruction, program: Program) -> Step:
                 warp.waiting = f"{len(left)} bulk copies of lane {lane}"
                 return RETRY
             for copy in copies:
-                ordering.acquire(warp, copy.clock)
+                copy.unaware.discard(lane)
+                if not copy.unaware:
+                    ordering.acquire(warp, copy.clock)
             while groups.committed and all(copy.is_done for copy in groups.committed[0]):
                 if len(groups.committed) <= allowed:
                     break

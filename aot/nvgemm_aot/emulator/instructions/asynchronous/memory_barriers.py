@@ -17,7 +17,7 @@ from ...machine.lanes import FULL, LANES, Mask
 from ...machine.meanings import Value
 from ...machine.memory_barrier import TRANSACTION_LIMIT, MemoryBarrier
 from ...machine.ordering import Clock
-from ...machine.scheduler import YIELD, Step
+from ...machine.scheduler import RETRY, YIELD, Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
 from ..decoders import Qualifiers, decodes
@@ -40,12 +40,13 @@ _PENDING_BITS = 20
 
 
 class _Wait(NamedTuple):
-    """A phase that a warp waits for, as a deadlock's message prints it."""
+    """A phase that an instruction waits for, as a deadlock's message prints it."""
 
     barrier: MemoryBarrier
     block: Block
     offset: int
     phase: int
+    line: int
 
     def __str__(self) -> str:
         barrier = self.barrier
@@ -249,7 +250,8 @@ def _wait(
     for each in limit:
         read(each, "u32", instruction, program)
 
-    def over(warp: Warp, lane: int) -> bool:
+    def phase_missing(warp: Warp, lane: int) -> _Wait | None:
+        """Returns the phase that a lane still waits for; acquires it if it has ended."""
         block, offset = locate_own(warp, place(warp, lane))
         barrier = block.barrier_at(offset)
         ordering = warp.block.cluster.grid.ordering
@@ -262,22 +264,31 @@ def _wait(
             wanted = value >> _PENDING_BITS
             passed = barrier.phase > wanted
         if not passed:
-            warp.waiting = _Wait(barrier, block, offset, wanted)
-        elif relaxed:
+            return _Wait(barrier, block, offset, wanted, instruction.line)
+        if relaxed:
             ordering.acquire_relaxed(warp, barrier.passed)
         else:
             ordering.acquire(warp, barrier.passed)
-        return passed
+        return None
 
     def step(warp: Warp, mask: Mask) -> str | None:
-        warp.waiting = None
+        before, warp.waiting = warp.waiting, None
         if agree(place.lanes(warp), mask) and agree(phase(warp), mask):
-            done = over(warp, 0 if mask is FULL else int(mask.argmax()))
-            warp.put(to, _ALL_LANES if done else _NO_LANES, mask)
-            return None if done else YIELD
+            missing = phase_missing(warp, 0 if mask is FULL else int(mask.argmax()))
+            warp.waiting = missing
+            if suspends and missing is not None and missing == before:
+                # A loop asks again and again: the phase's end wakes it.
+                missing.barrier.suspended.append(warp)
+                warp.suspended = True
+                return RETRY
+            warp.put(to, _ALL_LANES if missing is None else _NO_LANES, mask)
+            return None if missing is None else YIELD
         lanes = active_lanes(mask)
         passed = np.zeros(LANES, bool)
-        passed[lanes] = [over(warp, lane) for lane in lanes]
+        for lane in lanes:
+            missing = phase_missing(warp, lane)
+            passed[lane] = missing is None
+            warp.waiting = missing or warp.waiting
         warp.put(to, passed, mask)
         return None if passed[lanes].all() else YIELD
 

@@ -6,7 +6,8 @@ a later one, so that ``wait_group.read`` is what allows its source to be overwri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ...emulation_errors import EmulationError
 from ...machine.global_memory import Bytes
@@ -18,7 +19,7 @@ from ...machine.scheduler import Step
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Address, Operand, Vector
 from ..decoders import Qualifiers, decodes
-from ..shared_addresses import active_lanes, locate, locate_own, shared_address
+from ..shared_addresses import active_lanes, agree, locate, locate_own, shared_address
 from ..values import read
 from .bulk_groups import add_to_group
 from .late_effects import check_running, complete_at_barrier, later
@@ -29,9 +30,6 @@ GATHERED_ROWS = 4
 """Rows of a box of ``.tile::gather4`` and ``.tile::scatter4``, each at a coordinate of its own."""
 
 _DIMENSIONS = {f"{rank}d": rank for rank in range(1, 6)}
-
-Boxes = Callable[[Warp, int], "list[Box]"]
-"""The boxes that a lane's instruction copies, one after the other in shared memory."""
 
 
 @decodes("cp.async.bulk.tensor")
@@ -84,9 +82,46 @@ def _rows(qualifiers: Qualifiers, rank: int, separate: str) -> int:
     return GATHERED_ROWS if mode == separate else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Boxes:
+    """Reader of the boxes that an instruction copies, one after the other in shared memory.
+
+    Attributes:
+        rank: Dimensions of the tensor.
+        rows: Rows that have coordinates of their own, or 0.
+        where: Address of the tensor map, to which ``offset`` is added.
+        coordinates: Coordinates of the first element, or the first column and all rows.
+    """
+
+    rank: int
+    rows: int
+    where: Value
+    offset: int
+    coordinates: Sequence[Value]
+
+    def agree(self, warp: Warp, mask: Mask) -> bool:
+        """Returns whether active lanes copy the same boxes."""
+        return all(agree(value(warp), mask) for value in (self.where, *self.coordinates))
+
+    def __call__(self, warp: Warp, lane: int) -> list[Box]:
+        """Returns the boxes of a lane."""
+        grid = warp.block.cluster.grid
+        tensor = load_tensor_map(grid, int(self.where(warp)[lane]) + self.offset)
+        if tensor.rank != self.rank:
+            raise EmulationError(
+                f"the tensor map has {tensor.rank} dimensions, must have {self.rank}"
+            )
+        first, *others = (_signed(int(each(warp)[lane])) for each in self.coordinates)
+        if not self.rows:
+            return [Box(tensor, (first, *others))]
+        if tensor.box[1] != 1:
+            raise EmulationError(f"the tensor map's box has {tensor.box[1]} rows, must have 1")
+        return [Box(tensor, (first, row)) for row in others]
+
+
 def _boxes(
     operand: Operand, instruction: Instruction, program: Program, rank: int, rows: int
-) -> Boxes:
+) -> _Boxes:
     """Returns the reader of ``[tensor map, {coordinates}]``."""
     if not isinstance(operand, Address) or not isinstance(operand.coordinates, Vector):
         raise instruction.unknown(f"operand {operand}")
@@ -94,23 +129,13 @@ def _boxes(
     elements = operand.coordinates.elements
     if len(elements) != number:
         raise instruction.unknown(f"a number of {len(elements)} coordinates")
-    where = read(operand.base, "u64", instruction, program)
-    coordinates = [read(each, "s32", instruction, program) for each in elements]
-
-    def boxes(warp: Warp, lane: int) -> list[Box]:
-        grid = warp.block.cluster.grid
-        address = int(where(warp)[lane]) + operand.offset
-        tensor = load_tensor_map(grid, address)
-        if tensor.rank != rank:
-            raise EmulationError(f"the tensor map has {tensor.rank} dimensions, must have {rank}")
-        first, *others = (_signed(int(each(warp)[lane])) for each in coordinates)
-        if not rows:
-            return [Box(tensor, (first, *others))]
-        if tensor.box[1] != 1:
-            raise EmulationError(f"the tensor map's box has {tensor.box[1]} rows, must have 1")
-        return [Box(tensor, (first, row)) for row in others]
-
-    return boxes
+    return _Boxes(
+        rank=rank,
+        rows=rows,
+        where=read(operand.base, "u64", instruction, program),
+        offset=operand.offset,
+        coordinates=[read(each, "s32", instruction, program) for each in elements],
+    )
 
 
 def _signed(value: int) -> int:
@@ -221,18 +246,22 @@ def _store(
     place = shared_address(source, instruction, program)
 
     def step(warp: Warp, mask: Mask) -> None:
-        for lane in active_lanes(mask):
-            block, offset = locate(warp, place(warp, lane))
+        lanes = active_lanes(mask)
+        same = operation is None and agree(place.lanes(warp), mask) and boxes.agree(warp, mask)
+        # Lanes that store the same bytes to the same place do so at once.
+        for threads in [lanes] if same else [[lane] for lane in lanes]:
+            block, offset = locate(warp, place(warp, threads[0]))
             if block is not warp.block:
                 raise EmulationError("stores from another block's shared memory")
-            _begin_store(warp, lane, instruction, boxes(warp, lane), offset, operation)
+            tiles = boxes(warp, threads[0])
+            _begin_store(warp, threads, instruction, tiles, offset, operation)
 
     return step
 
 
 def _begin_store(
     warp: Warp,
-    lane: int,
+    lanes: Sequence[int],
     instruction: Instruction,
     tiles: Sequence[Box],
     offset: int,
@@ -246,7 +275,7 @@ def _begin_store(
     chunks = chunks_of(block, offset, size, tensor.swizzle)
     grid.ordering.use_global(warp)
     operation = grid.ordering.begin(warp)
-    copy = add_to_group(warp, lane)
+    copy = add_to_group(warp, lanes)
     queue = object()
 
     def fetch() -> None:

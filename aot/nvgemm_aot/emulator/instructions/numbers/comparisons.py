@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...machine.lanes import chosen
 from ...machine.meanings import Computation, Source
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand, Pair
@@ -190,7 +191,7 @@ def _select(instruction: Instruction, program: Program) -> Computation:
         raise instruction.unknown(f"a number of {len(instruction.operands)} operands")
     result, first, second, condition = instruction.operands
     operands = (result, condition, first, second)
-    return computed(instruction, program, np.where, kind, "pred", kind, kind, operands=operands)
+    return computed(instruction, program, chosen, kind, "pred", kind, kind, operands=operands)
 
 
 @decodes("slct")

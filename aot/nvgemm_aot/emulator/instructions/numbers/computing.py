@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ...machine.meanings import Computation
+from ...machine.meanings import Computation, Source
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Operand
 from ..values import destination, natural_dtype, source, storage_dtype
@@ -19,6 +20,7 @@ def computed(
     *kinds: str,
     operands: Sequence[Operand] | None = None,
     raw: bool = False,
+    signless: bool = False,
 ) -> Computation:
     """Returns a computation of the first operand from the others.
 
@@ -31,6 +33,8 @@ def computed(
         kinds: Types of the other operands, of which there must be as many.
         operands: Operands instead of the instruction's.
         raw: True if the function returns the result as registers hold it.
+        signless: True if the function takes operands as registers hold them, too, since their
+            signs do not change the result's bits.
 
     Raises:
         UnsupportedPtxError: If an operand does not fit.
@@ -39,11 +43,18 @@ def computed(
     if len(inputs) != len(kinds):
         raise instruction.unknown(f"a number of {len(inputs) + 1} operands")
     stored = storage_dtype(result_kind)
+    sources = [source(operand, kind, instruction, program) for operand, kind in zip(inputs, kinds)]
+    if signless:
+        sources = [_as_registers(each, kind) for each, kind in zip(sources, kinds)]
     return Computation(
         function=function,
-        sources=tuple(
-            source(operand, kind, instruction, program) for operand, kind in zip(inputs, kinds)
-        ),
+        sources=tuple(sources),
         results=(destination(result, instruction, result_kind),),
-        view=None if raw or natural_dtype(result_kind) is stored else stored,
+        view=None if raw or signless or natural_dtype(result_kind) is stored else stored,
     )
+
+
+def _as_registers(read: Source, kind: str) -> Source:
+    """Returns a source whose lanes have the type of registers."""
+    lanes = None if read.lanes is None else read.lanes.view(storage_dtype(kind))
+    return replace(read, lanes=lanes, view=None)

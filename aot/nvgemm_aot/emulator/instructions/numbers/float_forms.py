@@ -76,6 +76,8 @@ _LEAST_NORMAL = {"f16": 2.0**-14, "f16x2": 2.0**-14, "f64": 2.0**-1022}
 def flushed(value: Any, kind: str) -> Any:
     """Makes subnormal values of a type zero, with their sign."""
     tiny = np.abs(value) < value.dtype.type(_LEAST_NORMAL.get(kind, 2.0**-126))
+    if 1 not in tiny.tobytes():
+        return value
     return np.where(tiny, np.copysign(value.dtype.type(0), value), value)
 
 

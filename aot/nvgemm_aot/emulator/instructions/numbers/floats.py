@@ -73,6 +73,9 @@ def add_multiply(instruction: Instruction, program: Program) -> Computation:
 
     half = natural_dtype(kind)
 
+    def directly(*values: Any) -> Any:
+        return pack(function(*values))
+
     def on_registers(*values: Any) -> Any:
         wide = [each(value) for each, value in zip(widen, values)]
         if plain:
@@ -86,7 +89,8 @@ def add_multiply(instruction: Instruction, program: Program) -> Computation:
             found = apply(found, kind)
         return pack(found)
 
-    return computed(instruction, program, on_registers, WIDTHS[kind], *kinds, raw=True)
+    by = directly if plain and {*kinds} <= {"f32", "f64"} else on_registers
+    return computed(instruction, program, by, WIDTHS[kind], *kinds, raw=True)
 
 
 def _add(kind: str, mode: str) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ def add_or_subtract(instruction: Instruction, program: Program) -> Computation:
     function: Callable[..., Any] = np.add if adds else np.subtract
     if kind in _PAIRS:
         return computed(instruction, program, _halves(function), "b32", "b32", "b32")
-    return computed(instruction, program, function, kind, kind, kind)
+    return computed(instruction, program, function, kind, kind, kind, signless=True)
 
 
 _PAIRS = ("u16x2", "s16x2")
@@ -70,12 +70,16 @@ def multiply(instruction: Instruction, program: Program) -> Computation:
     qualifiers.end()
     product = _PRODUCTS[part](kind)
     result = WIDE[kind] if part == "wide" else kind
+    signless = part == "lo"
     if not adds:
-        return computed(instruction, program, product, result, kind, kind)
+        return computed(instruction, program, product, result, kind, kind, signless=signless)
     total = _saturating(np.add) if saturates else np.add
-    return computed(
-        instruction, program, lambda a, b, c: total(product(a, b), c), result, kind, kind, result
-    )
+    kinds = (kind, kind, result)
+
+    def function(a: Any, b: Any, c: Any) -> Any:
+        return total(product(a, b), c)
+
+    return computed(instruction, program, function, result, *kinds, signless=signless)
 
 
 def _wide_product(kind: str) -> Callable[..., Any]:

@@ -10,9 +10,9 @@ import numpy as np
 from ...machine.accesses import Space, load, store
 from ...machine.hierarchy import Warp
 from ...machine.lanes import FULL, Mask
-from ...machine.meanings import Step, going_on
+from ...machine.meanings import Step, Value, going_on
 from ...ptx.program import Instruction, Program
-from ...ptx.ptx_operands import Operand, Register, Sink, Vector
+from ...ptx.ptx_operands import Operand, Register, Sink, Symbol, Vector
 from ..decoders import Qualifiers, decodes
 from ..values import BITS, address, natural_dtype, read
 
@@ -116,6 +116,8 @@ def _load(instruction: Instruction, program: Program) -> Step:
     count = 2 if wide else access.elements
     space, is_strong = access.space, access.is_strong
     relaxed = access.order != "acquire"
+    if space is Space.PARAMETER and isinstance(getattr(operands[1], "base", None), Symbol):
+        return _parameter_load(targets, where, width, count, wide=wide)
 
     def step(warp: Warp, mask: Mask) -> None:
         addresses = where(warp)
@@ -129,6 +131,23 @@ def _load(instruction: Instruction, program: Program) -> Step:
             target.put(warp, found[:, place], mask)
         if is_strong:
             warp.block.cluster.grid.acquire_from(warp, addresses, relaxed=relaxed)
+
+    return going_on(step)
+
+
+def _parameter_load(
+    targets: Sequence[_Target], where: Value, width: int, count: int, *, wide: bool
+) -> Step:
+    """Returns the load from a constant address, which reads memory once in a launch."""
+    key = object()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        read_before = warp.block.cluster.grid.parameters_read
+        if (found := read_before.get(key)) is None:
+            found = load(warp, Space.PARAMETER, where(warp), width, count)
+            read_before[key] = found = [found] if wide else list(np.ascontiguousarray(found.T))
+        for target, value in zip(targets, found):
+            target.put(warp, value if mask is FULL else value[mask], mask)
 
     return going_on(step)
 

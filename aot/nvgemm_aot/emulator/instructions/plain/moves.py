@@ -13,6 +13,7 @@ from ...machine.addresses import (
     SHARED_WINDOW,
     WINDOW_SHIFT,
 )
+from ...machine.lanes import LANES, same
 from ...machine.meanings import Computation, Source
 from ...ptx.program import Instruction, Program
 from ...ptx.ptx_operands import Vector
@@ -46,18 +47,14 @@ def _move(instruction: Instruction, program: Program) -> Computation:
     bits = kind if kind == "pred" or kind == "b128" else f"b{BITS[kind]}"
     if kind == "b128":
         return Computation(
-            function=_same,
+            function=same,
             sources=(source(operand, kind, instruction, program),),
             results=(destination(result, instruction, kind),),
             pairs=True,
         )
     if kind in ("f32", "f64"):
         return computed(instruction, program, _same_bits, kind, kind, raw=True)
-    return computed(instruction, program, _same, bits, bits, raw=True)
-
-
-def _same(value: Any) -> Any:
-    return value
+    return computed(instruction, program, same, bits, bits, raw=True)
 
 
 def _same_bits(value: Any) -> Any:
@@ -92,10 +89,12 @@ def _pack(instruction: Instruction, program: Program, kind: str, vector: Vector)
         return Computation(function=into_pairs, sources=sources, results=(register,), pairs=True)
     dtype = storage_dtype(kind)
     if count == 2 and bits > 8:
-        shift = dtype(bits)
+        half = np.dtype(f"u{bits // 8}").type
 
         def two(low: Any, high: Any) -> Any:
-            return low.astype(dtype) | high.astype(dtype) << shift
+            pairs = np.empty((LANES, 2), half)
+            pairs[:, 0], pairs[:, 1] = low, high
+            return pairs.view(dtype)[:, 0]
 
         return Computation(function=two, sources=sources, results=(register,))
 
@@ -142,7 +141,7 @@ def _convert_address(instruction: Instruction, program: Program) -> Computation:
     qualifiers.end()
     if not space.startswith("shared"):
         # Global and parameter addresses are the same in generic space.
-        return computed(instruction, program, _same, kind, kind)
+        return computed(instruction, program, same, kind, kind)
     window = np.uint64(SHARED_WINDOW)
     if specific:
         return computed(instruction, program, lambda value: value - window, kind, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,7 @@ class Scales:
     block: int
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Rows and columns of a block's share of the result, and the first lane that holds them."""
 
     rows: slice
@@ -140,8 +140,7 @@ class Multiplication:
             if self.scales is not None:
                 a = a * self._scales(block, operation, self.scales.a, shape.a_scale, len(a))
                 scaled = b * self._scales(block, operation, self.scales.b, shape.b_scale, len(b))
-            with np.errstate(invalid="ignore", over="ignore"):
-                products = a @ scaled.T
+            products = a @ scaled.T
             column = self.d & _COLUMN_MASK
             for part in self._parts(count):
                 values = products[part.rows, part.columns]
@@ -235,7 +234,8 @@ class Multiplication:
         """Writes a part of the result, added to what is there."""
         cells = block.tensor.cells[lanes, columns]
         if self.accumulates:
-            values = values + np.ldexp(self._accumulated(cells), -self.shift)
+            before = self._accumulated(cells)
+            values = values + (np.ldexp(before, -self.shift) if self.shift else before)
         found = self._encode(values)
         if self.disabled:
             masks = self.disabled[4 * number : 4 * number + 4]
@@ -257,11 +257,10 @@ class Multiplication:
 
     def _encode(self, values: Values) -> npt.NDArray[np.uint32]:
         kind = self.shape.accumulator
-        with np.errstate(over="ignore", invalid="ignore"):
-            if kind is Accumulator.F32:
-                return np.ascontiguousarray(values, np.float32).view(np.uint32)
-            if kind is Accumulator.F16:
-                return np.ascontiguousarray(values, np.float16).view(np.uint16).astype(np.uint32)
+        if kind is Accumulator.F32:
+            return np.ascontiguousarray(values, np.float32).view(np.uint32)
+        if kind is Accumulator.F16:
+            return np.ascontiguousarray(values, np.float16).view(np.uint16).astype(np.uint32)
         if self.shape.saturates:
             values = np.clip(values, -(2.0**31), 2.0**31 - 1)
         return np.ascontiguousarray(values).astype(np.int64).astype(np.uint32)

@@ -43,6 +43,8 @@ class HeldRegister:
 
     __array_ufunc__ = __array_function__ = __array__ = _refuse
     __getitem__ = __len__ = __iter__ = __bool__ = __invert__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __sub__ = __mul__ = __lshift__ = __rshift__ = _refuse
     __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = _refuse
 
     def refuse(self) -> NoReturn:
