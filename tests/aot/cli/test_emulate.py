@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,40 +13,24 @@ from nvgemm_aot.cli.emulate.emulation_rows import emulation_document, emulation_
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.emulator.checking.child_processes import check_kernels, code_digest
 from nvgemm_aot.emulator.checking.kernel_check import KernelReport, KernelTask
-from nvgemm_aot.emulator.checking.manifest_tasks import manifest_kernels, prepare
-from nvgemm_aot.pipeline.pipeline import BuildResult
-from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.target import Target
 
-MANIFEST = """
+ARM = """
 version: 1
-name: emulated
-targets: [sm_100f]
+name: arm
+targets: [{arch: sm_100f, platform: linux_aarch64}]
 providers: [cutlass_operators]
-candidates: 2
 gemms:
   - {dtype: bf16, mnk: [[8, 4096, 4096]]}
 """
-"""Kernels that `real_build` has compiled."""
 
 Outcome = tuple[KernelTask, KernelReport]
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    real_build: BuildResult,
-    kernel_cache: Cache,
-    alone: Callable[[], AbstractContextManager[None]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Outcome]:
+def outcomes(emulated_kernel: KernelTask) -> dict[str, Outcome]:
     """A kernel as it is, and with faults, each in one process of its own device."""
-    manifest = tmp_path_factory.mktemp("emulated") / "mine.yaml"
-    manifest.write_text(MANIFEST)
-    with alone():
-        planned = manifest_kernels(manifest, kernel_cache)
-        prepared = prepare(planned, kernel_cache, jobs=1, seeds=(0,))
-    assert prepared.failures == ()
-    task = next(one for one in prepared.tasks if one.kernel.design.scheduler != "one_tile")
+    task = emulated_kernel
     swapped = re.sub(
         r"(cvt\.rn\.bf16x2\.f32\s+%\w+), (%\w+), (%\w+);", r"\1, \3, \2;", task.ptx, count=1
     )
@@ -125,7 +107,7 @@ def test_options_that_do_not_fit_are_refused(arguments: tuple[str, ...], said: s
 
 def test_targets_with_other_host_code_are_refused(tmp_path: Path) -> None:
     manifest = tmp_path / "arm.yaml"
-    manifest.write_text(MANIFEST.replace("[sm_100f]", "[{arch: sm_100f, platform: linux_aarch64}]"))
+    manifest.write_text(ARM)
     result = CliRunner().invoke(main, ["emulate", str(manifest), "--cache-dir", str(tmp_path)])
     assert result.exit_code == 11
     assert "no target is for linux_x86_64" in result.output
