@@ -20,9 +20,10 @@ from benchmarks.emulation.hopper.outcomes import CLOSE, EQUAL, NOT_KEPT, REFUSED
 
 sys.path.append(str(Path(__file__).parents[3] / "tests/gpu"))
 from draws import SeededDraws
-from edges import edges, problem_of, steps
+from edges import edges, problem_of
 from gemm_arguments import Arguments, exact_arguments, random_arguments
 
+from nvgemm_aot.emulator.checking.small_problems import size_steps
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
@@ -67,7 +68,7 @@ def cases_of(bundle: Path) -> Iterator[KernelCase]:
     for kernel in sorted(kernels, key=lambda each: each.id):
         signature = kernel.signature
         small = edges(signature, kernel.alignment_bytes)[1]
-        step_m, step_n, step_k = steps(signature, kernel.alignment_bytes)
+        step_m, step_n, step_k = size_steps(signature, kernel.alignment_bytes)
         rows = -(-200 // step_m) * step_m
         larger = problem_of(signature, rows, 256 + step_n, 192 + step_k, count=3)
         yield KernelCase(kernel=kernel, problem=small, exact=True)
