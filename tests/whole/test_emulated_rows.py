@@ -127,3 +127,10 @@ def test_a_row_is_called_emulated_if_the_record_has_it(begin: str) -> None:
         expected = ""
     said = re.search(r"emulated( in 16 bits)?", CELLS[begin])
     assert (said[0] if said else "") == expected, f"not recorded: {', '.join(absent)}"
+
+
+def test_a_case_that_the_record_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = "sm_103a/gathered gathered_mm"
+    assert missing("gathered_mm") == []
+    monkeypatch.setattr("test_emulated_rows.RECORDED", RECORDED - {absent})
+    assert missing("gathered_mm") == [absent]
