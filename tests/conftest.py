@@ -21,6 +21,8 @@ from cpu_kernels import Register
 from foreign_packages import BuiltPackage
 from inductor_session import InductorSession
 from jit_programs import JitMachine
+from nvgemm_aot.emulator.checking import manifest_tasks
+from nvgemm_aot.emulator.checking.kernel_check import KernelTask
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.pipeline.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_aot.storage.build_cache import Cache
@@ -146,6 +148,25 @@ def real_build(
     (directory / "real.yaml").write_text(REAL_MANIFEST)
     with alone():
         return build(load_manifest(directory / "real.yaml"), directory / "out", kernel_cache)
+
+
+@pytest.fixture(scope="session")
+def emulated_kernel(
+    real_build: BuildResult,
+    kernel_cache: Cache,
+    alone: Callable[[], AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> KernelTask:
+    """The persistent bf16 kernel for sm_100f in `real_build`, compiled again for its PTX."""
+    manifest = tmp_path_factory.mktemp("emulated") / "emulated.yaml"
+    bf16 = [line for line in REAL_MANIFEST.splitlines() if "fp16" not in line]
+    manifest.write_text("\n".join(bf16).replace(", {arch: sm_90a, device: H200}", ""))
+    planned = manifest_tasks.manifest_kernels(manifest, kernel_cache)
+    (one,) = (one for one in planned if one.task.candidate.design.scheduler != "one_tile")
+    with alone():
+        prepared = manifest_tasks.prepare([one], kernel_cache, jobs=1, seeds=(0,))
+    assert prepared.failures == ()
+    return prepared.tasks[0]
 
 
 @pytest.fixture(scope="session")

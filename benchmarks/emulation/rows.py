@@ -1,9 +1,10 @@
 """Kernels that stand for every row of the support matrix: bounded, and each design class once.
 
-A row is a provider, an operation, scales and an epilogue. Of each row, kernels are emulated for one
-usual signature and for every signature that differs from it in one property: the dtypes of A and B,
-the result's dtype, or the layout. The usual signature of each form (plain, with an addend, with a
-gate...) has a kernel of every design class; other signatures take one class each, in turn.
+A row is a provider, an operation, a kind of operands, scales and an epilogue. Of each row, kernels
+are emulated for one usual signature and for every signature that differs from it in one property:
+the dtypes of A and B, the result's dtype, or the layout. The usual signature of each form (plain,
+with an addend, with a gate...) has a kernel of every design class; other signatures take one class
+each, in turn.
 """
 
 from __future__ import annotations
@@ -26,15 +27,28 @@ class Row:
 
     provider: str
     op: Op
+    operands: str
     scales: ScaleRecipe | None
     epilogue: Epilogue | None
 
+    @classmethod
+    def of(cls, provider: str, signature: Signature) -> Row:
+        """Returns the row that a signature belongs to."""
+        return cls(
+            provider=provider,
+            op=signature.op,
+            operands=_operands(signature),
+            scales=signature.scales,
+            epilogue=signature.epilogue,
+        )
+
     @property
     def name(self) -> str:
-        """Name in records, e.g. ``quack mm bias_relu``."""
+        """Name in records, e.g. ``quack mm fp8 bias_relu``."""
         parts = (
             self.provider,
             self.op.value,
+            None if self.operands == _USUAL_OPERANDS else self.operands,
             None if self.scales is None else self.scales.value,
             None if self.epilogue is None else self.epilogue.name,
         )
@@ -45,7 +59,8 @@ class Row:
         """The part of a row that decides which designs its kernels can have."""
         epilogue = self.epilogue
         kind = None if epilogue is None else (epilogue.form, epilogue.addend)
-        return self.provider, self.op, self.scales, kind
+        scaled = None if self.scales is None else (self.operands, self.scales)
+        return self.provider, self.op, scaled, kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,15 +168,21 @@ def _unusualness(signature: Signature) -> tuple[object, ...]:
     )
 
 
+_USUAL_OPERANDS = "16 bits"
+
+
+def _operands(signature: Signature) -> str:
+    """Returns the kind of operands that a row of the support matrix names."""
+    dtype = signature.b  # A of gathered sums is fp32
+    if dtype.is_integer:
+        return dtype.value
+    return {4: "fp4", 8: "fp8", 16: _USUAL_OPERANDS}[dtype.bits]
+
+
 def _rows() -> dict[Row, list[Signature]]:
     rows: dict[Row, list[Signature]] = {}
     for signature in EVERY_SIGNATURE:
         for provider in PROVIDERS:
-            row = Row(
-                provider=provider,
-                op=signature.op,
-                scales=signature.scales,
-                epilogue=signature.epilogue,
-            )
+            row = Row.of(provider, signature)
             rows.setdefault(row, []).append(signature)
     return rows

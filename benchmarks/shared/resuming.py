@@ -254,7 +254,9 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     """
     file, *rest = sys.argv if arguments is None else arguments
     path = Path(file)
-    names = [path.parent.name, *([] if path.stem == "__main__" else [path.stem])]
+    folders = path.parent.parts
+    begin = folders.index("benchmarks") + 1 if "benchmarks" in folders else len(folders) - 1
+    names = [*folders[begin:], *([] if path.stem == "__main__" else [path.stem])]
     named = (re.sub(r"(^|[=:,])/(?:[^:,]*/)?", r"\1", argument) for argument in rest)
     return shlex.join(["python", "-m", ".".join(["benchmarks", *names]), *named])
 

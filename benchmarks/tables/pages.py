@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.tables import results, serving
+from benchmarks.tables import emulation, results, serving
 from benchmarks.tables.goals import goals
 from benchmarks.tables.selection import Selection
 
@@ -22,6 +22,8 @@ BLOCKS: dict[str, Callable[[Selection], str]] = {
     "correctness": results.correctness,
     "coverage": results.coverage,
     "dispatch": results.dispatch,
+    "emulation": emulation.blackwell,
+    "emulation-hopper": emulation.hopper,
     "experts": results.experts,
     "fused": results.fused,
     "gated": results.gated,

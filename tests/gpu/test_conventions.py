@@ -13,11 +13,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from edges import edges, problem_of, steps
+from edges import edges, problem_of
 from gemm_arguments import Arguments, exact_arguments, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
 from installed import installed_kernels, launch
 
+from nvgemm_aot.emulator.checking.small_problems import size_steps
 from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
 from nvgemm_aot.targets.profile import load_profile, profile_names
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
@@ -77,7 +78,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
 def busy(kernel: Kernel, m: int = 64) -> Problem:
     """A problem at which thread blocks share: of a long sum, or of several waves of tiles."""
-    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    step_m, _, _ = size_steps(kernel.signature, kernel.alignment_bytes)
     if kind_of(kernel) == "dynamic":
         m, n, k = 48 * m, 4096, 512
     else:
@@ -95,7 +96,7 @@ def poison_free_memory(kernel: Kernel, problem: Problem, device: str = "cuda") -
 def sizes(kernel: Kernel) -> Iterator[Problem]:
     """Edges, among them sums of fewer tiles of k than there are parts, and what keeps all busy."""
     yield from edges(kernel.signature, kernel.alignment_bytes)
-    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    step_m, _, _ = size_steps(kernel.signature, kernel.alignment_bytes)
     long = [(1, 1024), (17, 1032), (200, 512), (1100, 2048)]
     many = [(3000, 4104), (8192, 5120), (129, 24576)]
     is_dynamic = kind_of(kernel) == "dynamic"
@@ -403,7 +404,7 @@ def test_kernels_are_told_and_are_right_with_clusters_of_two(
     assert convention is not None
     if not convention.takes_clusters or kernel.design.cluster == (1, 1):
         pytest.skip("of kernels with clusters")
-    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    step_m, _, _ = size_steps(kernel.signature, kernel.alignment_bytes)
     for m in (128, 3000):  # one wave, and several
         problem = problem_of(kernel.signature, -(-m // step_m) * step_m, 4096, 512, count=2)
         arguments = exact_arguments(problem)

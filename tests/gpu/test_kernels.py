@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from edges import edges, problem_of, steps
+from edges import edges, problem_of
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
 from installed import launch
 
 import nvgemm_runtime
+from nvgemm_aot.emulator.checking.small_problems import size_steps
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
@@ -130,7 +131,7 @@ def test_is_right_whatever_its_workspace_held_before(sharing: Installed) -> None
     """Several waves of tiles, after memory that the launch gets was filled with ones."""
     _, kernel = sharing
     assert kernel.workspace is not None
-    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    step_m, _, _ = size_steps(kernel.signature, kernel.alignment_bytes)
     problem = problem_of(kernel.signature, -(-3000 // step_m) * step_m, 8192, 512, count=2)
     arguments = exact_arguments(problem)
     size = kernel.workspace.size_bytes(problem)
@@ -165,7 +166,7 @@ def test_nan_comes_out_as_nan(installed: Installed) -> None:
 @pytest.mark.parametrize("size", LARGE)
 def test_large_sizes_are_right(installed: Installed, size: tuple[int, int, int]) -> None:
     _, kernel = installed
-    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    step_m, _, _ = size_steps(kernel.signature, kernel.alignment_bytes)
     m = -(-size[0] // step_m) * step_m
     n, k = size[1:]
     if kernel.signature.op is Op.GATHERED_MM:  # B of these arguments has m * k rows

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edges import BATCH, GROUPS, edges, problem_of, steps
+from edges import BATCH, GROUPS, edges, problem_of
 from gemm_arguments import Arguments, exact_arguments, random_arguments
 from gemm_reference import (
     assert_close,
@@ -19,6 +19,7 @@ from gemm_reference import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
+from nvgemm_aot.emulator.checking.small_problems import size_steps
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
@@ -55,7 +56,7 @@ in_one_layout = pytest.mark.parametrize(
 
 def small(signature: Signature) -> Problem:
     """Sizes that no two dimensions share, m beyond one block of 128 rows of scales."""
-    step_m, step_n, step_k = steps(signature, 16)
+    step_m, step_n, step_k = size_steps(signature, 16)
     return problem_of(signature, -(-144 // step_m) * step_m, 3 * step_n, 5 * step_k)
 
 
@@ -234,7 +235,7 @@ def test_activations_are_torchs_own(epilogue: str, activation: object) -> None:
 @in_one_layout
 def test_edges_are_problems_that_a_kernel_serves(signatures: list[Signature]) -> None:
     for signature in signatures:
-        step_m, step_n, step_k = steps(signature, 16)
+        step_m, step_n, step_k = size_steps(signature, 16)
         for problem in edges(signature, 16):
             assert problem.signature == signature
             assert (problem.m % step_m, problem.n % step_n, problem.k % step_k) == (0, 0, 0)

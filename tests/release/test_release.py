@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from elftools.elf.elffile import ELFFile
 from wheel.wheelfile import WheelFile
 
 import kernel_wheels
@@ -25,56 +30,105 @@ from nvgemm_aot.manifest.parse import load_manifest
 from repository import ROOT
 
 SCRIPT = ROOT / "wheels" / "release"
+NATIVE_PATH = "nvgemm_runtime/_native.so"
+STAND_IN_PATH = "nvgemm_aot/emulator/driver/_emulated_cuda.so"
 NATIVE_PART = files("nvgemm_runtime").joinpath("_native.so").read_bytes()
+STAND_IN = files("nvgemm_aot.emulator.driver").joinpath("_emulated_cuda.so").read_bytes()
+PARTS = {NATIVE_PATH: NATIVE_PART, STAND_IN_PATH: STAND_IN}
 HERE = "x86_64" if NATIVE_PART[18] == 62 else "aarch64"  # e_machine
 ELSEWHERE = "aarch64" if HERE == "x86_64" else "x86_64"
 SBOM = {
     "version": "1.2",
-    "native_part": "nvgemm_runtime/_native.so",
     "compiler": "clang version 22.1.8\nTarget: x86_64",
     "tvm_ffi": "apache-tvm-ffi==0.1.9",
 }
 
 
-# The native part
+# The native parts
 
 
-def test_a_native_part_for_another_processor_is_found() -> None:
-    findings = runtime_wheel.native_findings(NATIVE_PART, ELSEWHERE)
-    assert any("is allowed" in finding for finding in findings)
+def findings(path: str, processor: str = HERE, **changed: Any) -> list[str]:
+    """Findings about an installed native part, against limits with some changed."""
+    part = replace(runtime_wheel.NATIVE_PARTS[path], **changed)
+    return runtime_wheel.native_findings(PARTS[path], processor, part)
 
 
-def test_a_compilers_own_library_is_found() -> None:
-    # The installed native part comes from the machine's compiler, which needs libstdc++.
-    findings = runtime_wheel.native_findings(NATIVE_PART, HERE)
-    assert any("libstdc++.so.6" in finding for finding in findings)
+def write_wheel(path: Path, parts: Mapping[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, image in parts.items():
+            archive.writestr(name, image)
+    return path
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_a_native_part_for_another_processor_is_found(path: str) -> None:
+    assert any("is for EM_" in finding for finding in findings(path, ELSEWHERE))
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_a_compilers_own_library_is_found(path: str) -> None:
+    # Installed native parts come from the machine's compiler, which needs libstdc++.
+    assert any("libstdc++.so.6" in finding for finding in findings(path))
+
+
+def test_another_soname_is_found() -> None:
+    assert not any("soname" in finding for finding in findings(STAND_IN_PATH))
+    found = findings(STAND_IN_PATH, soname="libnvgemm_aot.so")
+    assert "has the soname libcuda.so.1; libnvgemm_aot.so is allowed" in found
+
+
+def test_a_path_to_search_for_libraries_is_found() -> None:
+    image = with_run_path(STAND_IN)
+    part = runtime_wheel.NATIVE_PARTS[STAND_IN_PATH]
+    found = runtime_wheel.native_findings(image, HERE, part)
+    assert "looks for libraries in libcuda.so.1; no such path is allowed" in found
+
+
+def with_run_path(image: bytes) -> bytes:
+    """An ELF file that had DT_RUNPATH in the place of its first dynamic tag, with its soname."""
+    section = ELFFile(io.BytesIO(image)).get_section_by_name(".dynamic")
+    (soname,) = section.iter_tags("DT_SONAME")
+    entry = struct.pack("<QQ", 29, soname.entry.d_val)  # DT_RUNPATH
+    begin = section["sh_offset"]
+    return image[:begin] + entry + image[begin + len(entry) :]
 
 
 def test_a_wheel_with_findings_ends_the_release(tmp_path: Path) -> None:
-    wheel = tmp_path / "some.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(runtime_wheel.NATIVE_PART, NATIVE_PART)
-    with pytest.raises(SystemExit, match=r"some\.whl: nvgemm_runtime/_native\.so needs libstdc"):
+    wheel = write_wheel(tmp_path / "some.whl", PARTS)
+    with pytest.raises(SystemExit) as error:
         runtime_wheel.check(wheel, HERE)
+    for path in PARTS:
+        assert f"some.whl: {path} needs libstdc++.so.6" in str(error.value)
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_a_wheel_without_a_native_part_ends_the_release(path: str, tmp_path: Path) -> None:
+    parts = {name: image for name, image in PARTS.items() if name != path}
+    with pytest.raises(SystemExit, match=rf"some\.whl: {path} is missing"):
+        runtime_wheel.check(write_wheel(tmp_path / "some.whl", parts), HERE)
+
+
+def test_a_library_that_a_tool_put_into_a_wheel_ends_the_release(tmp_path: Path) -> None:
+    grafted = {**PARTS, "nvgemm_aot.libs/libcuda-1c0ffee2.so.1": STAND_IN}
+    with pytest.raises(SystemExit, match=r"libcuda-1c0ffee2\.so\.1 is an ELF file; only "):
+        runtime_wheel.check(write_wheel(tmp_path / "some.whl", grafted), HERE)
 
 
 @pytest.mark.slow
-def test_a_native_part_is_tried_out_in_the_wheel_and_not_where_one_is_installed(
+def test_native_parts_are_tried_out_in_the_wheel_and_not_where_they_are_installed(
     tmp_path: Path,
 ) -> None:
     site = Path(nvgemm_runtime.__file__).parents[1]
-    wheel = tmp_path / "whole.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for file in sorted((site / "nvgemm_runtime").rglob("*")):
-            if file.is_file() and file.suffix == ".py":
-                archive.write(file, file.relative_to(site))
-        archive.writestr(runtime_wheel.NATIVE_PART, NATIVE_PART)
-    runtime_wheel.try_out(wheel)
-    empty = tmp_path / "empty.whl"
-    with zipfile.ZipFile(empty, "w"):
-        pass
+    sources = {
+        str(file.relative_to(site)): file.read_bytes()
+        for file in sorted((site / "nvgemm_runtime").rglob("*.py"))
+    }
+    runtime_wheel.try_out(write_wheel(tmp_path / "whole.whl", {**sources, **PARTS}))
     with pytest.raises(SystemExit, match=r"empty\.whl: another installation was tried"):
-        runtime_wheel.try_out(empty)
+        runtime_wheel.try_out(write_wheel(tmp_path / "empty.whl", {}))
+    damaged = {**sources, NATIVE_PATH: NATIVE_PART, STAND_IN_PATH: STAND_IN[:3000]}
+    with pytest.raises(SystemExit, match=r"this failed: .*native_trial"):
+        runtime_wheel.try_out(write_wheel(tmp_path / "damaged.whl", damaged))
 
 
 def test_a_native_part_that_ends_the_process_ends_the_release(tmp_path: Path) -> None:
@@ -95,11 +149,12 @@ def test_the_headers_and_the_version_are_those_of_the_project() -> None:
 
 
 def test_the_sbom_names_what_the_native_part_contains() -> None:
-    document = json.loads(runtime_sbom.render(content=b"code", **SBOM))
+    parts = {NATIVE_PATH: b"code", STAND_IN_PATH: b"stand-in"}
+    document = json.loads(runtime_sbom.render(native_parts=parts, **SBOM))
     components = {one["name"]: one for one in document["components"]}
-    assert components["nvgemm_runtime/_native.so"]["hashes"] == [
-        {"alg": "SHA-256", "content": hashlib.sha256(b"code").hexdigest()}
-    ]
+    for path, content in parts.items():
+        digest = {"alg": "SHA-256", "content": hashlib.sha256(content).hexdigest()}
+        assert components[path]["hashes"] == [digest]
     for name in ("libc++", "libc++abi", "libunwind"):
         assert (components[name]["version"], components[name]["scope"]) == ("22.1.8", "required")
     for name in ("apache-tvm-ffi", "ziglang"):
@@ -110,29 +165,30 @@ def test_the_sbom_names_what_the_native_part_contains() -> None:
 
 @pytest.mark.slow
 def test_the_sbom_depends_on_content_alone() -> None:
-    text = runtime_sbom.render(content=b"code", **SBOM)
+    text = runtime_sbom.render(native_parts={"a.so": b"code"}, **SBOM)
     program = (
         "import sys, runtime_sbom; "
-        f"sys.stdout.write(runtime_sbom.render(content=b'code', **{SBOM!r}))"
+        f"sys.stdout.write(runtime_sbom.render(native_parts={{'a.so': b'code'}}, **{SBOM!r}))"
     )
     elsewhere = subprocess.run(
         [sys.executable, "-c", program], cwd=SCRIPT, env={"PYTHONHASHSEED": "1"},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert elsewhere.stdout == text
-    other = json.loads(runtime_sbom.render(content=b"other", **SBOM))
+    other = json.loads(runtime_sbom.render(native_parts={"a.so": b"other"}, **SBOM))
     assert other["serialNumber"] != json.loads(text)["serialNumber"]
 
 
 def test_another_compiler_than_clang_is_refused() -> None:
     with pytest.raises(SystemExit, match="must begin with 'clang version'"):
-        runtime_sbom.render(content=b"code", **{**SBOM, "compiler": "gcc 14"})
+        runtime_sbom.render(native_parts={}, **{**SBOM, "compiler": "gcc 14"})
 
 
 def runtime_like_wheel(folder: Path) -> Path:
     path = folder / "nvgemm_aot-0.1.0-py3-none-any.whl"
     with WheelFile(str(path), "w") as wheel:
-        wheel.writestr(runtime_wheel.NATIVE_PART, b"code")
+        for part in runtime_wheel.NATIVE_PARTS:
+            wheel.writestr(part, b"code")
         wheel.writestr(
             "nvgemm_aot-0.1.0.dist-info/METADATA",
             "Metadata-Version: 2.1\nName: nvgemm-aot\nVersion: 0.1.0\n",

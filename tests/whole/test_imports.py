@@ -23,6 +23,8 @@ OPTIONAL = {"torchtitan", "transformers"}
 SHARED_NAMES = {"__init__", "command", "compiled"}
 """Names of several modules: packages, folders of commands, and a module with its former path."""
 
+STAND_IN = "_emulated_cuda.so"
+
 HEAVY = ("torch", "cutlass", "nvMatmulHeuristics", "pydantic", "cuda", "tvm_ffi")
 
 
@@ -71,6 +73,41 @@ def test_every_module_can_be_imported_and_says_what_it_is_for(package: ModuleTyp
                 raise
         else:
             assert module.__doc__, name
+
+
+ASK_FOR_THE_DRIVER = """
+import contextlib, ctypes
+with contextlib.suppress(OSError):
+    ctypes.CDLL("libcuda.so.1")
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import nvgemm_runtime",
+        "import nvgemm_aot.cli.main",
+        "import nvgemm_aot.emulator.session.emulated_device",
+        "from nvgemm_runtime.launch.loading import native\nnative.load()",
+    ],
+)
+def test_a_process_that_does_not_emulate_never_loads_the_emulated_driver(
+    scripts: ForkedScripts, script: str
+) -> None:
+    assert STAND_IN not in libraries_after(scripts, script + ASK_FOR_THE_DRIVER)
+
+
+def test_a_loaded_emulated_driver_is_noticed(scripts: ForkedScripts) -> None:
+    script = "from nvgemm_aot.emulator.driver.stand_in import load_stand_in\nload_stand_in()"
+    assert STAND_IN in libraries_after(scripts, script)
+
+
+def libraries_after(scripts: ForkedScripts, script: str) -> set[str]:
+    """Names of the files that a new process has mapped after a script."""
+    listing = "print(*{line.split()[-1].rpartition('/')[2] for line in open('/proc/self/maps')})"
+    result = scripts.run(f"{script}\n{listing}")
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
 
 
 def test_runtime_sources_never_name_the_builder() -> None:

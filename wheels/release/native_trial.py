@@ -1,11 +1,13 @@
 """Run by a release in a process of its own, with the new wheel first on the path.
 
-Loads the native part beside torch, and lets an operator of it fail: the error passes from the
-wheel's C++ library to torch's.
+Loads the launcher beside torch, and lets an operator of it fail: the error passes from the wheel's
+C++ library to torch's. Then loads the other native parts, which are named by their paths in the
+wheel.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from importlib.machinery import PathFinder
@@ -36,6 +38,8 @@ def main() -> None:
             raise
     else:
         sys.exit("an operator did not fail without its kernel")
+    for part in sys.argv[1:]:
+        ctypes.CDLL(str(Path(os.environ["PYTHONPATH"], part)))
 
 
 if __name__ == "__main__":

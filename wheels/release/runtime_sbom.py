@@ -1,4 +1,4 @@
-"""The software bill of materials of the runtime's wheel: what its native part contains.
+"""The software bill of materials of the runtime's wheel: what its native parts contain.
 
 Python code in the wheel is this project's own; other packages are dependencies, which the wheel's
 metadata states. Kernel wheels have an SBOM of their own, which ``nvgemm-aot wheel`` writes.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from importlib.metadata import version as installed_version
 from uuid import NAMESPACE_URL, uuid5
 
@@ -25,35 +26,30 @@ LLVM_LIBRARIES = ("libc++", "libc++abi", "libunwind")
 """What zig's compiler links into a C++ library: parts of LLVM, in the compiler's version."""
 
 
-def render(*, version: str, native_part: str, content: bytes, compiler: str, tvm_ffi: str) -> str:
+def render(*, version: str, native_parts: Mapping[str, bytes], compiler: str, tvm_ffi: str) -> str:
     """A CycloneDX 1.6 document; equal arguments give equal text.
 
     It has no time. Its serial number is made from the rest of it.
 
     Args:
         version: The project's.
-        native_part: Path of the native part inside the wheel.
-        content: Its bytes.
+        native_parts: Bytes of the native parts, by their paths in the wheel.
         compiler: What zig's compiler prints for ``--version``.
         tvm_ffi: Requirement of the release whose headers were used, ``apache-tvm-ffi==VERSION``.
     """
     root = _package("nvgemm-aot", version, "Apache-2.0")
-    file = Component(
-        type=ComponentType.FILE,
-        name=native_part,
-        bom_ref=f"file:{native_part}",
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(content).hexdigest())],
-    )
+    files = [_file(path, content) for path, content in native_parts.items()]
     libraries = [_llvm_library(name, llvm_version(compiler)) for name in LLVM_LIBRARIES]
     name, _, release = tvm_ffi.partition("==")
     tools = [
         _package(name, release, "Apache-2.0", ComponentScope.EXCLUDED),
         _package("ziglang", installed_version("ziglang"), "MIT", ComponentScope.EXCLUDED),
     ]
-    bom = Bom(components=[file, *libraries, *tools])
+    bom = Bom(components=[*files, *libraries, *tools])
     bom.metadata.component = root
-    bom.register_dependency(root, [file])
-    bom.register_dependency(file, [*libraries, *tools])
+    bom.register_dependency(root, [*files, *tools])
+    for file in files:
+        bom.register_dependency(file, libraries)
     # The library would fill both in, differently each time; CycloneDX requires neither.
     bom.metadata.timestamp = None  # type: ignore[assignment]
     bom.serial_number = None  # type: ignore[assignment]
@@ -76,6 +72,16 @@ def llvm_version(compiler: str) -> str:
 
 def _text(bom: Bom) -> str:
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+
+
+def _file(path: str, content: bytes) -> Component:
+    digest = hashlib.sha256(content).hexdigest()
+    return Component(
+        type=ComponentType.FILE,
+        name=path,
+        bom_ref=f"file:{path}",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
+    )
 
 
 def _package(

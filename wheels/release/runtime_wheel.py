@@ -1,4 +1,4 @@
-"""The runtime's wheel for one processor: built by zig, with a check of its native part."""
+"""The runtime's wheel for one processor: built by zig, with a check of its native parts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from platform import machine
@@ -20,51 +21,87 @@ import runtime_sbom
 from steps import REPOSITORY, read, run_module, stop
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
-"""By processor: the machine that the native part's ELF header must name."""
+"""By processor: the machine that a native part's ELF header must name."""
 
 NEWEST_GLIBC = (2, 28)
 """As the wheel's tag, manylinux_2_28, promises."""
 
-ALLOWED_LIBRARIES = re.compile(
-    r"(libtorch_cpu|libtvm_ffi)\.so|(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux-.*\.so\.\d+"
-)
-"""Libraries that torch, TVM-FFI and glibc bring."""
+_GLIBC = r"(libc|libm|libdl|libpthread|librt)\.so\.\d+|ld-linux-.*\.so\.\d+"
 
-NATIVE_PART = "nvgemm_runtime/_native.so"
+
+@dataclass(frozen=True, kw_only=True)
+class NativePart:
+    """Limits of one ELF file in the wheel.
+
+    Attributes:
+        soname: Name under which the loader knows it once it is loaded.
+        libraries: Libraries that it may need.
+    """
+
+    soname: str
+    libraries: re.Pattern[str]
+
+
+NATIVE_PARTS = {
+    # torch and TVM-FFI bring their libraries.
+    "nvgemm_runtime/_native.so": NativePart(
+        soname="libnvgemm_aot.so", libraries=re.compile(rf"(libtorch_cpu|libtvm_ffi)\.so|{_GLIBC}")
+    ),
+    # The emulator's stand-in for the CUDA driver, which takes the driver's place once loaded.
+    "nvgemm_aot/emulator/driver/_emulated_cuda.so": NativePart(
+        soname="libcuda.so.1", libraries=re.compile(_GLIBC)
+    ),
+}
+"""ELF files that the wheel must have, and no others, by their paths in it."""
 
 
 def check(wheel: Path, processor: str) -> None:
-    """Stop if the native part of a wheel does not run wherever the wheel's tag says.
+    """Stop if a native part of a wheel does not run wherever the wheel's tag says.
 
-    It is tried out where it is for this machine's processor; then torch must be installed.
+    They are tried out where they are for this machine's processor; then torch must be installed.
     """
     with zipfile.ZipFile(wheel) as content:
-        findings = native_findings(content.read(NATIVE_PART), processor)
+        images = {name: content.read(name) for name in content.namelist()}
+    parts = {name: image for name, image in images.items() if image.startswith(b"\x7fELF")}
+    findings = [f"{name} is missing" for name in NATIVE_PARTS.keys() - parts.keys()]
+    for name, image in parts.items():
+        if name in NATIVE_PARTS:
+            found = native_findings(image, processor, NATIVE_PARTS[name])
+        else:
+            found = [f"is an ELF file; only {' and '.join(NATIVE_PARTS)} are allowed"]
+        findings += [f"{name} {finding}" for finding in found]
     if findings:
-        stop("\n".join(f"{wheel.name}: {NATIVE_PART} {finding}" for finding in findings))
+        stop("\n".join(f"{wheel.name}: {finding}" for finding in findings))
     if processor == machine():
         try_out(wheel)
 
 
 def try_out(wheel: Path) -> None:
-    """Stop if the native part does not load beside torch, or an error of its operators is lost."""
+    """Stop if a native part does not load beside torch, or an error of an operator is lost."""
     with tempfile.TemporaryDirectory() as scratch:
         with zipfile.ZipFile(wheel) as content:
             content.extractall(scratch)
         trial = Path(__file__).with_name("native_trial.py")
-        tried = read(sys.executable, trial, PYTHONPATH=scratch)
+        tried = read(sys.executable, trial, *NATIVE_PARTS, PYTHONPATH=scratch)
         if not Path(tried).is_relative_to(scratch):
             stop(f"{wheel.name}: another installation was tried: {tried}")
 
 
-def native_findings(image: bytes, processor: str) -> list[str]:
+def native_findings(image: bytes, processor: str, part: NativePart) -> list[str]:
     """What keeps a native part from running where its wheel's tag says; empty if nothing does."""
     elf = ELFFile(io.BytesIO(image))
     findings = []
     if elf["e_machine"] != MACHINES[processor]:
         findings.append(f"is for {elf['e_machine']}; {MACHINES[processor]} is allowed")
-    for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED"):
-        if not ALLOWED_LIBRARIES.fullmatch(tag.needed):
+    dynamic = elf.get_section_by_name(".dynamic")
+    sonames = [tag.soname for tag in dynamic.iter_tags("DT_SONAME")]
+    if sonames != [part.soname]:
+        findings.append(f"has the soname {' '.join(sonames) or 'none'}; {part.soname} is allowed")
+    for tag in (*dynamic.iter_tags("DT_RPATH"), *dynamic.iter_tags("DT_RUNPATH")):
+        path = tag.rpath if tag.entry.d_tag == "DT_RPATH" else tag.runpath
+        findings.append(f"looks for libraries in {path}; no such path is allowed")
+    for tag in dynamic.iter_tags("DT_NEEDED"):
+        if not part.libraries.fullmatch(tag.needed):
             findings.append(f"needs {tag.needed}, which no dependency of the wheel brings")
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
@@ -157,8 +194,7 @@ def with_sbom(wheel: Path, compiler: str) -> Path:
     (info,) = root.glob("*.dist-info")
     sbom = runtime_sbom.render(
         version=project_version(),
-        native_part=NATIVE_PART,
-        content=(root / NATIVE_PART).read_bytes(),
+        native_parts={name: (root / name).read_bytes() for name in NATIVE_PARTS},
         compiler=compiler,
         tvm_ffi=tvm_ffi_requirement(),
     )

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -26,7 +27,8 @@ from .wheel import encode_archive, list_wheels
 RUNTIME_PACKAGE = "nvgemm_aot"
 """Prefix of runtime wheel names."""
 
-NATIVE_PART = "nvgemm_runtime/_native.so"
+NATIVE_PARTS = ("nvgemm_runtime/_native.so", "nvgemm_aot/emulator/driver/_emulated_cuda.so")
+"""ELF files in a runtime wheel; the second is the emulator's stand-in for the CUDA driver."""
 
 _PLATFORMS = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 """Processor in a wheel's platform tag, by the machine in an ELF header."""
@@ -92,13 +94,14 @@ def encode_runtime_wheel(installed: Distribution | None = None) -> tuple[str, by
         path: _read_installed(installed, path, digest)
         for path, digest in _recorded_digests(installed).items()
     }
-    if NATIVE_PART not in files:
-        raise PackagingError(
-            f"{installed.locate_file('')}: RECORD of {RUNTIME} does not list {NATIVE_PART}; "
-            f"install {RUNTIME} again from its checkout"
-        )
+    for part in NATIVE_PARTS:
+        if part not in files:
+            raise PackagingError(
+                f"{installed.locate_file('')}: RECORD of {RUNTIME} does not list {part}; "
+                f"install {RUNTIME} again from its checkout"
+            )
     (info,) = {path.partition("/")[0] for path in files if ".dist-info/" in path}
-    tag = platform_tag(files[NATIVE_PART])
+    tag = platform_tag({part: files[part] for part in NATIVE_PARTS})
     described = files[f"{info}/WHEEL"].decode()
     files[f"{info}/WHEEL"] = re.sub(
         "^Tag: .*$", f"Tag: py3-none-{tag}", described, flags=re.MULTILINE
@@ -130,12 +133,29 @@ def refuse_other_runtimes(directory: Path, filename: str) -> None:
             )
 
 
-def platform_tag(image: bytes) -> str:
-    """Returns the lowest manylinux tag, from 2.28 on, that a native part meets; else ``linux_…``.
+def platform_tag(images: Mapping[str, bytes]) -> str:
+    """Returns the lowest manylinux tag, from 2.28 on, that native parts meet; else ``linux_…``.
+
+    Args:
+        images: ELF files by their paths in the wheel.
 
     Raises:
-        PackagingError: If the image is no ELF file for a known processor.
+        PackagingError: If an image is no ELF file for a known processor, or two differ in theirs.
     """
+    needs = {part: _needs(part, image) for part, image in images.items()}
+    processors = {part: processor for part, (processor, _) in needs.items()}
+    if len(set(processors.values())) > 1:
+        found = ", ".join(f"{part} is for {one}" for part, one in processors.items())
+        raise PackagingError(f"{found}; one processor is allowed: install {RUNTIME} again")
+    processor = next(iter(processors.values()))
+    minors = [minor for _, minor in needs.values()]
+    if None in minors:
+        return f"linux_{processor}"
+    return f"manylinux_2_{max(minor for minor in minors if minor is not None)}_{processor}"
+
+
+def _needs(part: str, image: bytes) -> tuple[str, int | None]:
+    """Returns a native part's processor and oldest glibc minor version, None without a tag."""
     try:
         elf = open_elf(image)
         with reading("the native part"):
@@ -146,11 +166,10 @@ def platform_tag(image: bytes) -> str:
             section = elf.get_section_by_name(".gnu.version_r")
             versions = [version.name for _, needed in section.iter_versions() for version in needed]
     except MalformedElfError as error:
-        raise PackagingError(f"{NATIVE_PART}: {error}; install {RUNTIME} again") from error
+        raise PackagingError(f"{part}: {error}; install {RUNTIME} again") from error
     known = _SYSTEM_LIBRARIES | _DEPENDENCIES
     foreign = [library for library in libraries - known if not _GLIBC_LIBRARIES.fullmatch(library)]
-    minor = None if foreign else _oldest_glibc(versions)
-    return f"linux_{processor}" if minor is None else f"manylinux_2_{minor}_{processor}"
+    return processor, None if foreign else _oldest_glibc(versions)
 
 
 def _oldest_glibc(versions: list[str]) -> int | None:

@@ -43,7 +43,7 @@ from ..targets.profile import DeviceProfile
 from ..verify.device.cubin import foreign_cuda_versions, spilled_bytes
 from . import linker
 from .compiler_limits import compile_limit_seconds
-from .ptx_store import read_ptx, store_ptx
+from .ptx_store import ptx_key, store_ptx
 from .workers import (
     TimeLimitExceeded,
     WorkerDied,
@@ -334,7 +334,7 @@ def compile_all(
 
 def lacks_ptx(task: Task, cache: Cache) -> bool:
     """Returns True if a task keeps PTX that the cache does not have."""
-    return task.keeps_ptx and read_ptx(task.key, cache) is None
+    return task.keeps_ptx and cache.get(ptx_key(task.key)) is None
 
 
 def _read_compiled(task: Task, cache: Cache) -> CacheEntry:

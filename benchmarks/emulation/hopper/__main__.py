@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from benchmarks.emulation.hopper import instruction_runs
+from benchmarks.emulation.hopper.outcomes import DIFFERENT, EQUAL, OUTCOMES
+from benchmarks.record import Baseline, Case
+from benchmarks.shared.resuming import recording, records_option
+from nvgemm_runtime import __version__
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -59,9 +64,11 @@ def run_kernels(bundle: Path, path: Path) -> None:
 
 @main.command("compare-instructions")
 @click.argument("path", type=_FILE)
-def compare_instructions(path: Path) -> None:
+@records_option
+def compare_instructions(path: Path, records_path: Path | None) -> None:
     """Emulates instruction cases and compares them with a GPU's results."""
-    _print_outcomes(instruction_runs.compare(instruction_runs.read_lines(path)))
+    lines = instruction_runs.read_lines(path)
+    _report("instructions", lines, instruction_runs.compare(lines), records_path)
 
 
 @main.command("condense")
@@ -91,21 +98,38 @@ def emulate(bundle: Path, ptx: Path, path: Path, only: str) -> None:
 @main.command("compare-kernels")
 @click.argument("gpu", type=_FILE)
 @click.argument("emulated", type=_FILE)
-def compare_kernels(gpu: Path, emulated: Path) -> None:
+@records_option
+def compare_kernels(gpu: Path, emulated: Path, records_path: Path | None) -> None:
     """Compares results of kernels from a GPU and from the emulator."""
     from benchmarks.emulation.hopper import kernel_runs
 
-    _print_outcomes(kernel_runs.compare(gpu, emulated))
+    lines = instruction_runs.read_lines(gpu)
+    emulated_lines = instruction_runs.read_lines(emulated)
+    _report("kernels", lines, kernel_runs.compare(lines, emulated_lines), records_path)
 
 
-def _print_outcomes(outcomes: Iterable[tuple[str, str]]) -> None:
-    counts: dict[str, int] = {}
+def _report(
+    what: str,
+    gpu_lines: Sequence[dict[str, Any]],
+    outcomes: Iterable[tuple[str, str]],
+    records_path: Path | None,
+) -> None:
+    """Prints what is not equal, and records how many outcomes of each kind there are."""
+    counts = dict.fromkeys(OUTCOMES, 0)
     for name, outcome in outcomes:
-        kind = outcome.split(":")[0] if outcome.startswith(("equal", "close")) else "different"
-        counts[kind] = counts.get(kind, 0) + 1
-        if kind != "equal":
+        kind = next((kind for kind in OUTCOMES if outcome.startswith(kind)), DIFFERENT)
+        counts[kind] += 1
+        if kind != EQUAL:
             click.echo(f"{name}: {outcome}")
-    click.echo(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    click.echo(", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
+    (device,) = {line["device"] for line in gpu_lines if "device" in line}
+    environment = {"nvgemm-aot": __version__, "gpu": device}
+    compared = Baseline(name="compared", value=sum(counts.values()))
+    with recording(records_path, "emulation.hopper", environment, is_measured=False) as cases:
+        cases += (
+            Case(name=f"{what}/{kind}", figure=count, unit="cases", baseline=compared)
+            for kind, count in counts.items()
+        )
 
 
 if __name__ == "__main__":

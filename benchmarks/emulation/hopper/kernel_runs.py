@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,22 @@ import numpy as np
 import torch
 
 from benchmarks.emulation.hopper.instruction_runs import pack, read_lines, unpack
+from benchmarks.emulation.hopper.outcomes import CLOSE, EQUAL, NOT_KEPT, REFUSED
 
-sys.path.append(str(Path(__file__).parents[2] / "tests/gpu"))
+sys.path.append(str(Path(__file__).parents[3] / "tests/gpu"))
 from draws import SeededDraws
-from edges import edges, problem_of, steps
+from edges import edges, problem_of
 from gemm_arguments import Arguments, exact_arguments, random_arguments
 
+from nvgemm_aot.emulator.checking.small_problems import size_steps
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.launch.select import load_kernel
+
+_CLOSE = {"bf16": 2**-7, "fp16": 2**-10, "fp32": 2**-20}
+"""Largest error of a close result, over the largest value: one step of 16 bits there."""
 
 KEPT_BYTES = 1 << 19
 """Results up to this size are kept whole; of larger ones, their digest."""
@@ -63,7 +68,7 @@ def cases_of(bundle: Path) -> Iterator[KernelCase]:
     for kernel in sorted(kernels, key=lambda each: each.id):
         signature = kernel.signature
         small = edges(signature, kernel.alignment_bytes)[1]
-        step_m, step_n, step_k = steps(signature, kernel.alignment_bytes)
+        step_m, step_n, step_k = size_steps(signature, kernel.alignment_bytes)
         rows = -(-200 // step_m) * step_m
         larger = problem_of(signature, rows, 256 + step_n, 192 + step_k, count=3)
         yield KernelCase(kernel=kernel, problem=small, exact=True)
@@ -154,36 +159,41 @@ def _values(data: bytes, kind: str) -> np.ndarray | None:
     return None if dtype is None else np.frombuffer(data, dtype).astype(np.float64)
 
 
-def compare(gpu: Path, emulated: Path) -> Iterator[tuple[str, str]]:
-    """Yields each case's name and outcome: `equal`, or by how much results differ."""
-    by_name = {line["case"]: line for line in read_lines(emulated)}
-    for line in read_lines(gpu):
-        name = f"{line['signature']} {line['operator']} {line['case'].split('/', 1)[1]}"
+def compare(
+    gpu: Iterable[dict[str, Any]], emulated: Iterable[dict[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Yields each case's name and outcome: one of `OUTCOMES` with details, or another reason."""
+    by_name = {line["case"]: line for line in emulated}
+    for line in gpu:
         other = by_name.get(line["case"])
+        name = f"{line['signature']} {line['case']}"
         if "error" in line:
-            yield name, f"GPU: {line['error']}"
+            yield name, f"{REFUSED}: {line['error']}"
         elif other is None:
-            continue
+            yield name, "not emulated"
         elif "error" in other:
             yield name, other["error"]
         elif line["operands_sha256"] != other["operands_sha256"]:
             yield name, "other operands"
         else:
-            kinds = {"out": line["signature"].split("/")[4], "sums": "fp32"}
-            parts = [_difference(line[key], other[key], kinds[key]) for key in kinds if key in line]
-            yield name, ", ".join(part for part in parts if part != "equal") or "equal"
+            dtypes = {"out": line["signature"].split("/")[4], "sums": "fp32"}
+            parts = [_outcome(line[key], other[key], dtypes[key]) for key in dtypes if key in line]
+            yield name, max(parts, key=lambda part: (part != EQUAL, not part.startswith(CLOSE)))
 
 
-def _difference(gpu: dict[str, Any], emulated: dict[str, Any], kind: str) -> str:
+def _outcome(gpu: dict[str, Any], emulated: dict[str, Any], dtype: str) -> str:
     if gpu["sha256"] == emulated["sha256"]:
-        return "equal"
+        return EQUAL
     if "data" not in gpu or "data" not in emulated:
-        return "differs; too large to be kept whole"
-    first, second = (_ordered(unpack(each["data"]), kind) for each in (gpu, emulated))
+        return NOT_KEPT
+    first, second = (_ordered(unpack(each["data"]), dtype) for each in (gpu, emulated))
     distance = np.abs(first - second)
     text = f"{int((distance > 0).sum())} of {len(first)} differ, by at most {distance.max()} ulps"
-    values = [_values(unpack(each["data"]), kind) for each in (gpu, emulated)]
-    if values[0] is not None and values[1] is not None:
-        largest = np.nanmax(np.abs(values[0]))
-        text += f", {np.nanmax(np.abs(values[0] - values[1])) / largest:.1e} of the largest"
-    return f"close: {text}"
+    values = [_values(unpack(each["data"]), dtype) for each in (gpu, emulated)]
+    if values[0] is None or values[1] is None:
+        is_close = distance.max() <= (0 if "int" in dtype else 1)
+    else:
+        error = np.abs(values[0] - values[1]).max() / np.abs(values[0]).max()
+        text += f", {error:.1e} of the largest"
+        is_close = error <= _CLOSE[dtype]
+    return f"{CLOSE}: {text}" if is_close else text

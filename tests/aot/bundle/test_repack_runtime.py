@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import Distribution, PathDistribution
@@ -25,10 +26,13 @@ from nvgemm_aot.bundle.repack_runtime import (
 from nvgemm_runtime.errors import PackagingError, StorageError
 
 NATIVE_PART = files("nvgemm_runtime").joinpath("_native.so").read_bytes()
+STAND_IN_PATH = "nvgemm_aot/emulator/driver/_emulated_cuda.so"
+STAND_IN = files("nvgemm_aot.emulator.driver").joinpath("_emulated_cuda.so").read_bytes()
+PARTS = {"nvgemm_runtime/_native.so": NATIVE_PART, STAND_IN_PATH: STAND_IN}
 INFO = "nvgemm_aot-1.2.dist-info"
 MODULE = b"__version__ = '1.2'\n"
 FILES = {
-    "nvgemm_runtime/_native.so": NATIVE_PART,
+    **PARTS,
     "nvgemm_runtime/_native.json": b"{}",
     "nvgemm_aot/__init__.py": MODULE,
     f"{INFO}/METADATA": b"Metadata-Version: 2.4\nName: nvgemm-aot\nVersion: 1.2\n",
@@ -120,9 +124,12 @@ def test_an_editable_installation_says_how_its_wheel_is_made(tmp_path: Path) -> 
     assert packing_refusal(install(tmp_path)) is None
 
 
-def test_no_native_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(FILES, "nvgemm_runtime/_native.so")
-    with pytest.raises(PackagingError, match=r"RECORD .* does not list nvgemm_runtime/_native\.so"):
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_native_part_is_an_error(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(FILES, part)
+    with pytest.raises(PackagingError, match=f"RECORD .* does not list {re.escape(part)}"):
         encode_runtime_wheel(install(tmp_path))
 
 
@@ -147,19 +154,37 @@ def test_a_tag_is_as_new_as_the_newest_symbol(versions: list[str], minor: int | 
     assert repack_runtime._oldest_glibc(versions) == minor
 
 
-def test_the_native_part_of_this_machine_has_a_tag_that_pip_takes_here() -> None:
-    assert platform_tag(NATIVE_PART) in {tag.platform for tag in sys_tags()}
+def test_the_native_parts_of_this_machine_have_a_tag_that_pip_takes_here() -> None:
+    assert platform_tag(PARTS) in {tag.platform for tag in sys_tags()}
 
 
 def test_a_library_that_nothing_brings_makes_a_wheel_for_this_machine_alone() -> None:
     foreign = NATIVE_PART.replace(b"libtvm_ffi.so", b"libfoo_bar.so")
-    assert platform_tag(foreign).startswith("linux_")
+    assert platform_tag({**PARTS, "nvgemm_runtime/_native.so": foreign}).startswith("linux_")
+    foreign = STAND_IN.replace(b"libgcc_s.so.1", b"libcuda.so.12")
+    assert platform_tag({**PARTS, STAND_IN_PATH: foreign}).startswith("linux_")
 
 
+def test_the_tag_is_that_of_the_part_with_the_newest_symbols(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    minors = iter([28, 39])
+    monkeypatch.setattr(repack_runtime, "_oldest_glibc", lambda versions: next(minors))
+    assert platform_tag(PARTS).startswith("manylinux_2_39_")
+
+
+def test_parts_for_two_processors_are_refused() -> None:
+    other = bytes([183 if STAND_IN[18] == 62 else 62])  # EM_AARCH64, EM_X86_64
+    foreign = STAND_IN[:18] + other + STAND_IN[19:]
+    with pytest.raises(PackagingError, match=r"_emulated_cuda\.so is for .*; one processor is"):
+        platform_tag({**PARTS, STAND_IN_PATH: foreign})
+
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("image", [b"", b"no ELF file", NATIVE_PART[:3000]])
-def test_a_damaged_native_part_is_refused(image: bytes) -> None:
-    with pytest.raises(PackagingError, match=r"_native\.so: .*; install nvgemm-aot again"):
-        platform_tag(image)
+def test_a_damaged_native_part_is_refused(image: bytes, part: str) -> None:
+    with pytest.raises(PackagingError, match=rf"{part}: .*; install nvgemm-aot again"):
+        platform_tag({**PARTS, part: image})
 
 
 # Other wheels of the runtime

@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +23,7 @@ from nvgemm_aot.emulator.checking.manifest_tasks import (
     PlannedKernel,
     PreparedKernels,
     manifest_kernels,
-    prepare,
 )
-from nvgemm_aot.pipeline.pipeline import BuildResult
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.target import Target
 from repository import TESTS
@@ -40,7 +37,6 @@ candidates: 2
 gemms:
   - {dtype: bf16, mnk: [[8, 4096, 4096]]}
 """
-"""Kernels that `real_build` has compiled."""
 
 
 def _written(directory: Path) -> Path:
@@ -53,19 +49,9 @@ Outcome = tuple[KernelTask, KernelReport]
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    real_build: BuildResult,
-    kernel_cache: Cache,
-    alone: Callable[[], AbstractContextManager[None]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Outcome]:
+def outcomes(emulated_kernel: KernelTask) -> dict[str, Outcome]:
     """A kernel as it is, and with faults, each in one process of its own device."""
-    manifest = _written(tmp_path_factory.mktemp("emulated"))
-    with alone():
-        planned = manifest_kernels(manifest, kernel_cache)
-        prepared = prepare(planned, kernel_cache, jobs=1, seeds=(0,))
-    assert prepared.failures == ()
-    task = next(one for one in prepared.tasks if one.kernel.design.scheduler != "one_tile")
+    task = emulated_kernel
     swapped = re.sub(
         r"(cvt\.rn\.bf16x2\.f32\s+%\w+), (%\w+), (%\w+);", r"\1, \3, \2;", task.ptx, count=1
     )

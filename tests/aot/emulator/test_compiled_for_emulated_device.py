@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,11 @@ from forked_scripts import forked_scripts
 from measured_bundles import ATEN, TWO_GPUS
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.pipeline.compiler import compile_all
-from nvgemm_aot.pipeline.ptx_store import read_ptx
-from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.emulator.checking.kernel_check import KernelTask
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem
-from row_kernels import ROWS, make_task
 
 Run = Callable[..., None]
 
@@ -45,7 +41,7 @@ emulated._run = PtxRunner(programs)
 (found,) = nvgemm_runtime.bundles()
 (kernel,) = found.bundle.header.kernels
 programs.add(found.bundle.payload(kernel), Path(sys.argv[2]).read_text())
-a, b = values(144, 64), values(96, 64).t()
+a, b = values(40, 64), values(24, 64).t()
 """
 
 
@@ -63,20 +59,6 @@ def run() -> Iterator[Run]:
         yield run
 
 
-@pytest.fixture(scope="module")
-def ptx_and_kernel(
-    kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, BuiltKernel]:
-    """A kernel for sm_100f of two thread blocks a tile, and its PTX in a file."""
-    task = replace(make_task(ROWS["dense"]), keeps_ptx=True)
-    compiled = compile_all([task], kernel_cache, jobs=1).kernels[task.key]
-    path = tmp_path_factory.mktemp("ptx") / "kernel.ptx"
-    text = read_ptx(task.key, kernel_cache)
-    assert text is not None
-    path.write_text(text)
-    return path, BuiltKernel(**task.candidate.facts(), payload=compiled.payload)
-
-
 def write_measured(path: Path, kernel: BuiltKernel, aten_ns: int) -> None:
     """Write a bundle in which a B200 took 200 ns for the kernel, and so long for ATen."""
     target = build_target("sm_100f")
@@ -84,7 +66,7 @@ def write_measured(path: Path, kernel: BuiltKernel, aten_ns: int) -> None:
         driver="580.95.05", torch=torch.__version__, cuda="13.0", date="2026-11-21"
     )
     ranking = ProblemRanking(
-        problem=Problem(signature=kernel.signature, m=144, n=96, k=64),
+        problem=Problem(signature=kernel.signature, m=40, n=24, k=64),
         source=RankingSource(
             kind="measurement", by="a test", gpu="NVIDIA B200", conditions=conditions
         ),
@@ -114,9 +96,10 @@ def write_measured(path: Path, kernel: BuiltKernel, aten_ns: int) -> None:
 
 @pytest.mark.parametrize("aten_ns", [900, pytest.param(100, marks=pytest.mark.slow)])
 def test_compiled_code_runs_the_ptx_of_a_kernel_that_is_ranked_first(
-    run: Run, ptx_and_kernel: tuple[Path, BuiltKernel], tmp_path: Path, aten_ns: int
+    run: Run, emulated_kernel: KernelTask, tmp_path: Path, aten_ns: int
 ) -> None:
-    ptx, kernel = ptx_and_kernel
+    kernel, ptx = emulated_kernel.kernel, tmp_path / "kernel.ptx"
+    ptx.write_text(emulated_kernel.ptx)
     bundle = tmp_path / "shared" / "measured.nvgemm"
     write_measured(bundle, kernel, aten_ns)
     run(INTERPRET + f"""
@@ -125,7 +108,7 @@ assert torch.equal(result.float(), a.float() @ b.float())
 assert launched == ([kernel.id] if {aten_ns} == 900 else []), launched
 for call in emulated.calls:
     ((launch, execution),) = call.launches
-    assert launch.cluster == (2, 1, 1)
+    assert launch.cluster == {(*kernel.design.cluster, 1)}
     assert execution.warp_instructions > 1000
 """, bundle, ptx)  # fmt: skip
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compile_tasks import tasks
+from nvgemm_aot.emulator.checking.kernel_check import KernelTask
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.pipeline.pipeline import BuildResult
 from nvgemm_aot.pipeline.ptx_store import ptx_key, read_ptx, store_ptx
@@ -85,24 +84,17 @@ def test_a_provider_without_ptx_fails_where_ptx_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_cached_kernel_is_compiled_again_for_its_ptx(
-    real_build: BuildResult, kernel_cache: Cache, alone: Callable[[], AbstractContextManager[None]]
+    real_build: BuildResult, emulated_kernel: KernelTask, kernel_cache: Cache
 ) -> None:
     """Once: then both are in the cache, and the object is the same to the byte."""
-    [header] = [one.header for one in real_build.bundles if one.header.target.arch == "sm_100f"]
-    kernel = header.kernels[0]
-    provider, target = load_provider(kernel.provider), build_target("sm_100f")
+    kernel, target = emulated_kernel.kernel, build_target("sm_100f")
+    [built] = [one for one in real_build.bundles if one.header.target.arch == "sm_100f"]
+    assert kernel.id in {one.id for one in built.header.kernels}
+    assert ".target sm_100f" in emulated_kernel.ptx
+    assert list(ptx_faults(emulated_kernel.ptx, kernel.payload)) == []
+    provider = load_provider(kernel.provider)
     candidates = provider.enumerate(kernel.signature, target).candidates
     [candidate] = [one for one in candidates if one.operator == kernel.operator]
     [task] = make_tasks([candidate], target, provider)
-    payload = kernel_cache.get(task.key)
-    assert payload is not None
-    with alone():
-        first = compile_all([replace(task, keeps_ptx=True)], kernel_cache, jobs=1)
-    assert first.failures == ()
-    assert first.kernels[task.key].payload == payload
-    ptx = read_ptx(task.key, kernel_cache)
-    assert ptx is not None
-    assert ".target sm_100f" in ptx
-    assert list(ptx_faults(ptx, payload)) == []
     again = compile_all([replace(task, keeps_ptx=True)], kernel_cache, jobs=1)
     assert (again.compiled, again.failures) == (0, ())
