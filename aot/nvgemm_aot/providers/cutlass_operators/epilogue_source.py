@@ -103,7 +103,7 @@ class WithEpilogue(Family):
         with _maxima_keep_nan():
             return super().compile(operator, arguments, target_sm)
 
-    def added_code(self, signature: Signature) -> str:
+    def added_code(self, operator: Any, signature: Signature) -> str:
         return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
 
 
