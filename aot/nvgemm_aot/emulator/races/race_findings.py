@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from .segments import Knowledge, OperationState
 from .shadow import Event
 
+UNWRITTEN = "that nobody has written"
+"""End of a finding about memory without content."""
+
 MOST_OF_A_KIND = 3
 """Findings of a kind that are reported; a kernel that has one often has thousands."""
 
@@ -96,11 +99,12 @@ class Findings:
 
     def report_unwritten(self, access: Access, block: Any, space: str) -> None:
         """Reports a read of what nobody has written."""
+        access.warp.block.cluster.grid.reads_unwritten = True
         self._report(
             f"unwritten {space}",
             access,
             None,
-            f"reads {space} memory of block {block.index} that nobody has written",
+            f"reads {space} memory of block {block.index} {UNWRITTEN}",
         )
 
     def report_barrier(
