@@ -69,7 +69,9 @@ def test_offers_nothing_where_the_library_has_nothing(provider: CutlassOperators
     assert nothing.absence == "sm_100f has no operator that multiplies int8 into int32"
 
 
-@pytest.mark.parametrize("epilogue", ["bf16xbf16/fp32/bf16/bias", "fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"])
+@pytest.mark.parametrize(
+    "epilogue", ["bf16xbf16/fp32/bf16/bias", "fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"]
+)
 def test_tiles_of_64_rows_are_offered_where_an_epilogue_broadcasts(
     provider: CutlassOperators, epilogue: str
 ) -> None:
