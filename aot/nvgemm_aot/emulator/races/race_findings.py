@@ -88,13 +88,15 @@ class Findings:
         self, access: Access, event: Event, block: Any, *, was_read: bool, reads: bool
     ) -> None:
         """Reports an asynchronous access behind a generic one without a proxy fence between."""
+        is_copy = event.warp.block.cluster.grid.program.instructions[event.place].opcode == "cp"
         self._report(
             f"proxy {reads} {was_read}",
             access,
             event.place,
             f"{'reads' if reads else 'overwrites'} shared memory of block {block.index} that "
             f"{_name(event)} {'reads' if was_read else 'writes'} through the generic proxy; "
-            "missing: fence.proxy.async between that and the barrier",
+            "missing: fence.proxy.async "
+            f"{'behind the wait for that copy' if is_copy else 'between that and the barrier'}",
         )
 
     def report_unwritten(self, access: Access, block: Any, space: str) -> None:
