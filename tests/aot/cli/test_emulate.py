@@ -56,10 +56,19 @@ def outcomes(emulated_kernel: KernelTask) -> dict[str, Outcome]:
         r"(cvt\.rn\.bf16x2\.f32\s+%\w+), (%\w+), (%\w+);", r"\1, \3, \2;", task.ptx, count=1
     )
     assert swapped != task.ptx
+    greatest = re.sub(
+        r"(cvt\.rn\.bf16x2\.f32\s+%\w+, (%\w+), %\w+;)",
+        "{ .reg .b32 %at, %other; mov.b32 %at, __dynamic_shmem__0; "
+        r"ld.shared.b32 %other, [%at+100000]; max.f32 \2, \2, %other; } \1",
+        task.ptx,
+        count=1,
+    )
+    assert greatest != task.ptx
     tasks = {
         "right": replace(task, seeds=(0, 1)),
         "repeated": replace(task, seeds=(1,), ptx=f"{task.ptx}\n"),
         "wrong": replace(task, ptx=swapped),
+        "unwritten": replace(task, ptx=greatest, problems=task.problems[-1:]),
         "unknown": replace(task, ptx=task.ptx.replace("tcgen05.mma", "tcgen05.mad")),
         "other target": replace(task, ptx=task.ptx.replace("sm_100f", "sm_80")),
     }
@@ -94,6 +103,16 @@ def test_a_planted_fault_makes_results_wrong(outcomes: dict[str, Outcome]) -> No
     assert report.verdict.value == "wrong"
     assert report.first_fault is not None
     assert re.search(r"\d+ of \d+ elements are wrong; that at", report.first_fault.reason or "")
+
+
+def test_a_result_that_unwritten_memory_changes_is_wrong(outcomes: dict[str, Outcome]) -> None:
+    """A maximum ignores the NaN that emulated memory begins with."""
+    report = outcomes["unwritten"][1]
+    assert report.verdict.value == "wrong"
+    assert report.first_fault is not None
+    assert report.first_fault.reason == (
+        "whole numbers: the result depends on memory that nobody has written"
+    )
 
 
 @pytest.mark.parametrize(("name", "said"), [("unknown", "tcgen05.mad"), ("other target", "sm_80")])

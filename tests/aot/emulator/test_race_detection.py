@@ -283,6 +283,30 @@ st.shared.v4.b32 [%r5+1024], {{%r6, %r6, %r6, %r6}};
         assert "may use shared memory after block (0, 0, 0) warp 0 has ended" in ended
 
 
+def test_copies_of_threads_are_fenced_behind_the_wait_for_them():
+    """`cp.async` writes through the generic proxy, unlike `cp.async.bulk`."""
+    body = """
+ld.param.u64 %d1, [a0];
+shl.b32 %r5, %r1, 4;
+add.u32 %r5, %r5, %r3;
+cp.async.cg.shared.global [%r5+1024], [%d1], 16;
+cp.async.wait_all;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+@!%p1 bra STORED;
+ld.param.u64 %d4, [a1];
+cp.async.bulk.global.shared::cta.bulk_group [%d4], [smem+1024], 2048;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+STORED:
+"""
+    assert pipeline(body)[0] == []
+    found = pipeline(body.replace("fence.proxy.async.shared::cta;", ""))[0]
+    assert found[0].endswith(
+        "writes through the generic proxy; missing: fence.proxy.async behind the wait for that copy"
+    )
+
+
 def test_stores_to_tensor_memory_must_be_waited_for():
     body = """
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32;

@@ -185,4 +185,4 @@ def test_ends_with_results_in_memory():
         "add.s64 %d4, %d4, %d5; st.global.b32 [%d4], %r10;"
     )
     start(FENCE, MULTIPLY, COMMIT, WAIT, store, tensors={"out": out}, pointers=[out])
-    assert (out == 0).all()
+    assert np.isnan(out).all()  # as operands that nobody has written are

@@ -70,20 +70,14 @@ def test_offers_nothing_where_the_library_has_nothing(provider: CutlassOperators
 
 
 @pytest.mark.parametrize(
-    ("signature", "least"),
-    [
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", 128),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", 128),
-        ("mm/tn/bf16xbf16/fp32/bf16/add", 64),
-    ],
+    "epilogue", ["bf16xbf16/fp32/bf16/bias", "fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"]
 )
-def test_tiles_of_few_rows_are_left_out_where_an_epilogue_broadcasts(
-    provider: CutlassOperators, signature: str, least: int
+def test_tiles_of_64_rows_are_offered_where_an_epilogue_broadcasts(
+    provider: CutlassOperators, epilogue: str
 ) -> None:
-    found = provider.enumerate(Signature.parse(signature), build_target("sm_100f"))
-    assert min(one.design.tile[0] for one in found.candidates) == least
-    reasons = {one.reason for one in found.rejections if "pytorch#181901" in one.reason}
-    assert len(reasons) == (least == 128)
+    found = provider.enumerate(Signature.parse(f"mm/tn/{epilogue}"), build_target("sm_100f"))
+    assert min(one.design.tile[0] for one in found.candidates) == 64
+    assert not found.rejections
 
 
 def test_preferred_clusters_that_refuse_small_problems_are_left_out(

@@ -27,6 +27,7 @@ from ...targets.profile import load_profile
 from ...tuning.correctness.exact_operands import OperandCheck, make_checks
 from ..machine.launch import Schedule
 from ..machine.scheduler import Execution
+from ..races.race_findings import UNWRITTEN
 from ..session import emulated_device
 from ..session.emulated_device import EmulatedDevice
 from ..session.kept_programs import KeptPrograms
@@ -284,15 +285,56 @@ def _faults(
     if fault is not None:
         cause = f"; perhaps since {findings[0]}" if findings else ""
         yield Verdict.WRONG, f"{check.name}: {fault}{cause}"
+    written = (frame, *(check.operands[-1:] if check.expected_sums is not None else ()))
+    results = tuple(tensor.clone() for tensor in written)
     window.view(_bytes_type()).fill_(_POISON)
     if int((frame != _POISON).sum()):
         yield Verdict.WRONG, f"{check.name}: bytes beside the result were written"
     if not executions:
         yield Verdict.WRONG, "the call launched no kernel"
-    yield from ((Verdict.SUSPECT, f"{check.name}: {finding}") for finding in findings)
+    note = ""
+    if any(execution.reads_unwritten for execution in executions):
+        if not _is_repeated(session, loaded, check, written, results):
+            yield Verdict.WRONG, f"{check.name}: the result depends on memory {UNWRITTEN}"
+        note = "; with other contents there, the result is the same"
+    for finding in findings:
+        is_of_unwritten = finding.endswith(UNWRITTEN)
+        yield Verdict.SUSPECT, f"{check.name}: {finding}{note if is_of_unwritten else ''}"
+
+
+def _is_repeated(
+    session: _Session,
+    loaded: LoadedKernel,
+    check: OperandCheck,
+    written: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
+) -> bool:
+    """Tells if a call has the same results, to the bit, with other contents of unwritten memory.
+
+    Args:
+        session: This process's device.
+        loaded: Kernel.
+        check: Operands.
+        written: Tensors that the call writes.
+        results: Their contents behind the first call.
+    """
+    import torch
+
+    schedule, calls = session.runner.schedule, list(session.device.calls)
+    session.runner.schedule = replace(schedule, unwritten=_OTHER_CONTENT)
+    try:
+        check.prepare()
+        call_as_user(loaded, check.operands)
+    finally:
+        session.runner.schedule = schedule
+        session.device.calls[:] = calls
+    return all(map(torch.equal, written, results))
 
 
 _POISON = 0xFF
+
+_OTHER_CONTENT = 0x4B
+"""Byte that makes a finite number of each floating-point type, unlike `Schedule.unwritten`."""
 
 
 def _bytes_type() -> torch.dtype:

@@ -97,11 +97,12 @@ class Block:
         self.rank = rank
         dynamic = max(program.shared_symbols.values(), default=program.static_shared_bytes)
         size = dynamic + launch.shared_bytes
-        self.shared_cells = np.zeros(-(-size // 128) * 128, np.uint8)
+        unwritten = cluster.grid.schedule.unwritten
+        self.shared_cells = np.full(-(-size // 128) * 128, unwritten, np.uint8)
         self.shared = self.shared_cells[:size]
         self.barriers: dict[int, MemoryBarrier] = {}
         self.named = NamedBarriers()
-        self.tensor = TensorMemory()
+        self.tensor = TensorMemory(unwritten)
         self.threads = launch.block[0] * launch.block[1] * launch.block[2]
         self.warps = [
             Warp(self, number, program, _lanes(self.threads - number * LANES))
@@ -267,6 +268,7 @@ class Grid:
         empty_registers: Registers of a warp that has not begun.
         progress: Counts what other warps may wait for; a round without any is idle.
         findings: Mistakes that did not stop the kernel.
+        reads_unwritten: True once a finding is a read of memory that nobody has written.
         todo: Clusters that have not begun, along z, y, x.
         late: Effects that have not happened yet, by their queues.
     """
@@ -304,6 +306,7 @@ class Grid:
         self.ordering = ordering
         self.progress = 0
         self.findings: list[str] = []
+        self.reads_unwritten = False
         self.schedule = schedule
         self.random = random.Random(schedule.seed)
         x, y, z = (size // part for size, part in zip(launch.grid, launch.cluster))

@@ -40,6 +40,8 @@ class Schedule:
             and warps run in their order.
         quantum: Instructions that a warp runs before the next one's turn.
         limit: Warp instructions after which a kernel counts as one that never ends.
+        unwritten: Byte that shared and tensor memory have throughout until they are written. 0xFF
+            makes a NaN of each floating-point type.
     """
 
     seed: int = 0
@@ -47,3 +49,4 @@ class Schedule:
     delay: int = 0
     quantum: int = 200
     limit: int = 200_000_000
+    unwritten: int = 0xFF

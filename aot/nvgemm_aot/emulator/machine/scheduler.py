@@ -39,11 +39,13 @@ class Execution:
         program: The program that ran.
         counts: Times that warps ran each instruction of the program.
         findings: Mistakes that did not stop the kernel.
+        reads_unwritten: True if one is a read of memory that nobody has written.
     """
 
     program: Program
     counts: list[int]
     findings: list[str] = field(default_factory=list)
+    reads_unwritten: bool = False
 
     @property
     def warp_instructions(self) -> int:
@@ -117,6 +119,7 @@ class Scheduler:
             program=self.grid.program,
             counts=self._spread_counts(),
             findings=self.grid.findings,
+            reads_unwritten=self.grid.reads_unwritten,
         )
 
     def _run_rounds(self) -> None:

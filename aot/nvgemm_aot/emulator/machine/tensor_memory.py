@@ -10,15 +10,15 @@ from ..emulation_errors import EmulationError, MemoryAccessError
 LANES, COLUMNS = 128, 512
 """Size (PTX ISA, "Tensor Memory")."""
 
-POISON = 0x7FC0_0000
-"""Content that nobody has written: a quiet NaN."""
-
 SMALLEST_ALLOCATION = 32
 """Columns are allocated in powers of two from this (PTX ISA, "Tensor Memory Allocation")."""
 
 
 class TensorMemory:
     """The memory, which nobody has written yet.
+
+    Args:
+        unwritten: Byte that it has throughout.
 
     Attributes:
         cells: 32-bit cells by lane and column.
@@ -27,7 +27,8 @@ class TensorMemory:
         is_relinquished: Set once the block has given up its right to allocate.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unwritten: int) -> None:
+        self._unwritten = np.uint32(unwritten * 0x0101_0101)
         self._cells: npt.NDArray[np.uint32] | None = None
         self.allocated: dict[int, int] = {}
         self.requests: list[int] = []
@@ -37,7 +38,7 @@ class TensorMemory:
     def cells(self) -> npt.NDArray[np.uint32]:
         """The cells, made when first used, since Hopper's blocks have none."""
         if self._cells is None:
-            self._cells = np.full((LANES, COLUMNS), POISON, np.uint32)
+            self._cells = np.full((LANES, COLUMNS), self._unwritten, np.uint32)
         return self._cells
 
     def request(self, columns: int) -> int:
@@ -67,7 +68,7 @@ class TensorMemory:
                 return None
             first = begin + self.allocated[begin]
         self.allocated[first] = columns
-        self.cells[:, first : first + columns] = POISON
+        self.cells[:, first : first + columns] = self._unwritten
         return first
 
     def free(self, first: int, columns: int) -> None:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from .segments import Knowledge, OperationState
 from .shadow import Event
 
+UNWRITTEN = "that nobody has written"
+"""End of a finding about memory without content."""
+
 MOST_OF_A_KIND = 3
 """Findings of a kind that are reported; a kernel that has one often has thousands."""
 
@@ -90,20 +93,23 @@ class Findings:
         """Reports an asynchronous access behind a generic one without a proxy fence between."""
         if not self._is_new(f"proxy {reads} {was_read}", access, event.place):
             return
+        is_copy = event.warp.block.cluster.grid.program.instructions[event.place].opcode == "cp"
         self._report(
             access,
             f"{'reads' if reads else 'overwrites'} shared memory of block {block.index} that "
             f"{_name(event)} {'reads' if was_read else 'writes'} through the generic proxy; "
-            "missing: fence.proxy.async between that and the barrier",
+            "missing: fence.proxy.async "
+            f"{'behind the wait for that copy' if is_copy else 'between that and the barrier'}",
         )
 
     def report_unwritten(self, access: Access, block: Any, space: str) -> None:
         """Reports a read of what nobody has written."""
+        access.warp.block.cluster.grid.reads_unwritten = True
         if not self._is_new(f"unwritten {space}", access, None):
             return
         self._report(
             access,
-            f"reads {space} memory of block {block.index} that nobody has written",
+            f"reads {space} memory of block {block.index} {UNWRITTEN}",
         )
 
     def report_barrier(

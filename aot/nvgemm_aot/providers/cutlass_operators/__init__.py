@@ -154,7 +154,7 @@ class CutlassOperators:
             alignment_bytes=max(operand.ptr_alignment_bytes for operand in constraints),
             workspace_bytes=workspace.size_bytes,
             calling_convention=f"tvm_ffi:{cute_dsl.FUNCTION_NAME}({','.join(parameters)})",
-            added_code=family.added_code(signature),
+            added_code=family.added_code(operator, signature),
         )
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -77,9 +79,12 @@ class Dense(Family):
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
         _keep_unsigned(operator)
-        return super().compile(operator, arguments, target_sm)
+        with _free_behind_readers() if _is_tgv(operator.metadata) else contextlib.nullcontext():
+            return super().compile(operator, arguments, target_sm)
 
-    def added_code(self, signature: Signature) -> str:
+    def added_code(self, operator: Any, signature: Signature) -> str:
+        if _is_tgv(operator.metadata):
+            return "# tensor memory freed behind its readers\n"
         return "# unsigned\n" if signature.a is DType.UINT8 else ""
 
     def unknown_class_reason(self, kind: str) -> str:
@@ -103,6 +108,36 @@ class Dense(Family):
         )
 
 
+@contextlib.contextmanager
+def _free_behind_readers() -> Iterator[None]:
+    """Makes TGV's MMA warp free tensor memory behind the warps that read it, for any k.
+
+    Phase 0 of one memory barrier means that tensor memory is allocated, phase 1 that it has been
+    read. The library's MMA warp arrives for both and waits for phase 1 alone. While a warp of the
+    epilogue has not arrived for phase 0, a wait for phase 1 passes at once: the phase before phase
+    0 counts as complete. The added wait for phase 0 lies between the two arrivals.
+    """
+    from cutlass.cute import arch
+
+    arrive, relinquish = arch.mbarrier_arrive, arch.relinquish_tmem_alloc_permit
+    barriers: list[Any] = []
+
+    def noted_arrive(barrier: Any, *arguments: Any, **named: Any) -> Any:
+        barriers.append(barrier)
+        return arrive(barrier, *arguments, **named)
+
+    def relinquish_and_wait(*arguments: Any, **named: Any) -> None:
+        # The library calls it next to the arrival for phase 0, and nowhere else.
+        relinquish(*arguments, **named)
+        arch.mbarrier_wait(barriers[-1], 0)
+
+    arch.mbarrier_arrive, arch.relinquish_tmem_alloc_permit = noted_arrive, relinquish_and_wait
+    try:
+        yield
+    finally:
+        arch.mbarrier_arrive, arch.relinquish_tmem_alloc_permit = arrive, relinquish
+
+
 def _keep_unsigned(operator: Any) -> None:
     """Makes an operator multiply unsigned operands as unsigned.
 
@@ -124,10 +159,14 @@ def _keep_unsigned(operator: Any) -> None:
     kernel._setup_attributes = set_up_unsigned
 
 
+def _is_tgv(metadata: Any) -> bool:
+    return bool(metadata.operator_class.__name__ == _TGV_OPERATOR)
+
+
 def _scheduler(metadata: Any) -> str:
     kind = metadata.operator_class.__name__
     if kind == _SM90_OPERATOR:
         return STATIC_PERSISTENT
-    if kind == _TGV_OPERATOR:
+    if _is_tgv(metadata):
         return ONE_TILE
     return _SCHEDULERS[type(metadata.design.tile_scheduler).__name__]

@@ -48,7 +48,7 @@ class Family(abc.ABC):
         """Returns the reason to reject an operator whose class is not in the family."""
         return f"this provider does not know how operators of class {kind} are called"
 
-    def added_code(self, signature: Signature) -> str:
+    def added_code(self, operator: Any, signature: Signature) -> str:
         """Returns code that is compiled besides the operator's own; see `Candidate`."""
         return ""
 

@@ -4,6 +4,12 @@ The library's threads copy A row by row, where its other kernels use TMA. They r
 each row of a tile that belongs to a group. Here, indices are clamped to A's rows, so no kernel
 reads outside A; the result for an index outside A is undefined. If A has no rows, nothing is
 launched.
+
+On Blackwell, a proxy fence orders those copies before the tensor cores' reads. PTX asks for it:
+`cp.async` writes through the generic proxy, and tcgen05.mma reads through the async proxy. The
+library has none. Triton had wrong results on a B200 without it (pytorch/pytorch#181248, mended in
+triton-lang/triton#10537). Hopper's kernels are the library's: GPUs confirm their results, and H100s
+passed the test that failed on the B200.
 """
 
 from __future__ import annotations
@@ -102,6 +108,12 @@ def gathering(kernel: Any, family: MmaFamily) -> Any:
             ), None  # fmt: skip
 
     class Blackwell(kernel):  # type: ignore[misc]
+        def make_ab_pipeline(self, *given: Any, **options: Any) -> Any:
+            made = super().make_ab_pipeline(*given, **options)
+            # The library sets a pipeline's class in this way, too.
+            object.__setattr__(made, "__class__", _fenced(pair=self.use_2cta_instrs))
+            return made
+
         @cute.jit  # type: ignore[untyped-decorator]
         def _make_gather_A_copy(  # noqa: N802
             self: Any, a: Any, tiles: Any, numbers: Any, tma: Any, groups: Any, place: Any,
@@ -114,6 +126,28 @@ def gathering(kernel: Any, family: MmaFamily) -> Any:
 
     base = {SM90: Hopper, SM100: Blackwell}[family]
     return type(f"{kernel.__name__}_gathering", (base,), {})
+
+
+@functools.cache
+def _fenced(*, pair: bool) -> Any:
+    """Returns the library's pipeline with a proxy fence behind each wait for operands.
+
+    The MMA warps of both thread blocks wait. A pair's instruction reads both blocks' memory.
+    """
+    from cutlass import cute
+    from cutlass.cutlass_dsl import dsl_user_op
+    from quack.pipeline import PipelineTmaCpAsyncUmma as Pipeline
+
+    class Fenced(Pipeline):  # type: ignore[misc]
+        @dsl_user_op  # type: ignore[untyped-decorator]
+        def consumer_wait(
+            self, state: Any, try_wait_token: Any = None, *, loc: Any = None, ip: Any = None
+        ) -> None:
+            Pipeline.consumer_wait(self, state, try_wait_token, loc=loc, ip=ip)
+            space = "cluster" if pair else "cta"
+            cute.arch.fence_proxy("async.shared", space=space, loc=loc, ip=ip)
+
+    return Fenced
 
 
 @functools.cache
