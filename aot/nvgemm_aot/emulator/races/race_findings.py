@@ -136,10 +136,11 @@ class Findings:
 
     def report_dependent(self, warp: Any, place: int) -> None:
         """Reports an access that may come before the end of earlier launches."""
+        access = Access(0, place, warp, None, 0, Knowledge())
+        if not self._is_new("dependent", access, None):
+            return
         self._report(
-            "dependent",
-            Access(0, place, warp, None, 0, Knowledge()),
-            None,
+            access,
             "accesses global memory, perhaps before the launches on which this one depends have "
             "ended; missing: griddepcontrol.wait, in this warp or before a barrier that it passes",
         )
@@ -160,7 +161,7 @@ class Findings:
         )
 
     def _is_new(self, kind: str, access: Access, earlier: int | None) -> bool:
-        """Returns whether a finding should be reported; a pair of instructions counts once."""
+        """Tells if a finding should be reported; a pair of instructions counts once."""
         key = (kind, access.place, earlier)
         if key in self._seen:
             return False
