@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.emulation.mutant_runs import RecordedKernel
 from nvgemm_aot.emulator.checking.kernel_check import KernelTask, load_kernel
 from nvgemm_aot.emulator.checking.manifest_tasks import PlannedKernel, prepare
-from nvgemm_aot.emulator.checking.small_problems import size_steps, small_problems
+from nvgemm_aot.emulator.checking.small_problems import small_problems
 from nvgemm_aot.emulator.checking.user_calls import call_as_user
 from nvgemm_aot.emulator.driver.caught_launch import CaughtLaunch
 from nvgemm_aot.emulator.machine.global_memory import Region
@@ -57,20 +57,14 @@ KERNELS = (
 )
 """Provider, signature, and a part of the operator's name that only one candidate has."""
 
-_DEPTH = 14
-"""Tiles along k in the second problem: no kernel's pipeline has as many stages, so each is reused
-and memory barriers come to a second phase."""
-
 
 def two_problems(kernel: KernelFacts) -> tuple[Problem, Problem]:
-    """Returns a problem of several tiles, and one of few tiles that reuses pipeline stages.
+    """Returns a problem of several tiles, and a deep one, which reuses pipeline stages.
 
-    The last tile along k is nearly empty in the first, and nearly full in the second.
+    The last tile along k is nearly full in the first, and nearly empty in the second.
     """
-    _, few_tiles, _, several_tiles = small_problems(kernel)
-    step = size_steps(kernel.signature, kernel.alignment_bytes)[2]
-    depth = (_DEPTH + 1) * kernel.design.tile[2] * kernel.design.splits
-    return several_tiles, replace(few_tiles, k=depth - step)
+    *_, several_tiles, deep = small_problems(kernel)
+    return several_tiles, deep
 
 
 def kernel_tasks(cache: Cache, *, jobs: int) -> Iterator[KernelTask]:

@@ -175,8 +175,9 @@ def test_unknown_ends_count_as_not_caught() -> None:
 def test_problems_have_several_tiles_and_a_pipeline_that_comes_round() -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
     wide, deep = two_problems(candidate("one", signature, tile=(128, 64, 64)))
-    assert (wide.m, wide.n, wide.k) == (129, 120, 136)
-    assert (deep.m, deep.n, deep.k) == (126, 72, 952)
+    assert (wide.m, wide.n, wide.k) == (129, 120, 184)
+    assert (deep.m, deep.n) == (128, 64)
+    assert deep.k > 64 * 9, "nine stages fit into shared memory"
 
 
 def test_the_emulated_device_starts_before_torch() -> None:

@@ -19,6 +19,7 @@ class Check:
     operands: tuple[torch.Tensor, ...]
     says: str | None
     name: str = "numbers"
+    expected_sums: None = None
 
     def prepare(self) -> None:
         """Leaves the result as it is."""
@@ -33,6 +34,7 @@ class Ended:
     """A launch with findings."""
 
     findings: list[str]
+    reads_unwritten: bool = False
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,9 @@ class Verdict:
 _PERFORMANCE = {"prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "nanosleep"}
 
 _UNCHECKED = {"tcgen05.wait::ld", "griddepcontrol.wait", "setmaxnreg.inc", "setmaxnreg.dec"}
-"""Instructions without a meaning here: PTX from NVIDIA's compiler uses registers before it waits
-for their loads, launches run one after the other, and registers are never short."""
+"""Instructions whose absence is not always noticed: PTX from NVIDIA's compiler uses registers
+before it waits for their loads, only dependent launches must wait for others, and registers are
+never short."""
 
 _SYNCHRONISATION = {"fence", "membar", "bar", "barrier"}
 
