@@ -10,8 +10,9 @@ import pytest
 
 from fake_provider import FakeProvider
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.pipeline.compile_shard import CompiledShard, compile_shard
 from nvgemm_aot.pipeline.pipeline import build
-from nvgemm_aot.pipeline.shard import CompiledShard, Shard, compile_shard
+from nvgemm_aot.pipeline.shard import Shard
 from nvgemm_aot.storage.build_cache import Cache, entry_files
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
 

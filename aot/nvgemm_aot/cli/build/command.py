@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +19,13 @@ from ..terminal.printing import (
     print_result,
     report_progress,
 )
-from ..terminal.shared_options import ANY_PATH, cache_option, json_option, out_directory_option
+from ..terminal.shared_options import (
+    ANY_PATH,
+    ShardParam,
+    cache_option,
+    json_option,
+    out_directory_option,
+)
 from .documents import (
     build_document,
     build_text,
@@ -38,23 +44,6 @@ if TYPE_CHECKING:
     from ...providers import Rejection
     from ...rankings.entries import Rankings
     from ...targets import BuildTarget
-
-
-class ShardParam(click.ParamType):  # type: ignore[type-arg]
-    """One of several parts, such as ``2/8``; see `Shard`."""
-
-    name = "i/n"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Shard:
-        """Parses the text."""
-        from ...pipeline.shard import Shard
-
-        try:
-            return value if isinstance(value, Shard) else Shard.parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 @click.command()
@@ -125,7 +114,7 @@ def build(
     from ...manifest.parse import load_manifest
     from ...manifest.shipped_manifests import find_manifest
     from ...pipeline import pipeline
-    from ...pipeline.shard import compile_shard
+    from ...pipeline.compile_shard import compile_shard
     from ...pipeline.unserved import require_served
     from ...storage.build_cache import Cache, default_directory
 

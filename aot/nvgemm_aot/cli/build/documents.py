@@ -21,9 +21,9 @@ from .packing import wheel_lines
 
 if TYPE_CHECKING:
     from ...pipeline.assemble import PlannedDevice, PlannedTarget
+    from ...pipeline.compile_shard import CompiledShard
     from ...pipeline.compiler import Failure
     from ...pipeline.pipeline import BuildResult, RankingSources
-    from ...pipeline.shard import CompiledShard
     from ...pipeline.unserved import Unserved
 
 Document = dict[str, Any]
