@@ -215,11 +215,8 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     """Assembles one bundle from the kernels that compiled."""
     keys = {task.key for task in item.all_tasks}
     failures = tuple(failure for failure in compilation.failures if failure.task.key in keys)
-    if failures and strict:
-        name = item.target.target.short_name
-        kernels_text = f"{len(failures)} kernel{'s' * (len(failures) > 1)}"
-        lines = [f"  {text}" for text in _failure_texts(failures)]
-        raise CompileError("\n".join([f"{name}: {kernels_text} failed (--strict)", *lines]))
+    if strict:
+        require_no_failures(item.target.target.short_name, failures)
     kernels: list[BuiltKernel] = []
     rankings: list[ProblemRanking] = []
     uncompiled: list[Unserved] = []
@@ -262,6 +259,18 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     if item.prunes:
         content = keep_winners(content)
     return AssembledBundle(content=content, failures=failures, uncompiled=tuple(uncompiled))
+
+
+def require_no_failures(name: str, failures: Sequence[Failure]) -> None:
+    """Requires, for ``--strict``, that every kernel compiled; ``name`` begins the message.
+
+    Raises:
+        CompileError: If one did not.
+    """
+    if failures:
+        lines = [f"  {text}" for text in _failure_texts(failures)]
+        count = count_text(len(failures), "kernel")
+        raise CompileError("\n".join([f"{name}: {count} failed (--strict)", *lines]))
 
 
 def _built_kernel(task: Task, entry: CacheEntry | None) -> BuiltKernel | None:

@@ -200,6 +200,21 @@ def private_cache(cache: Cache) -> Iterator[Cache]:
         temporary_directory.remove(directory)
 
 
+def require_private(cache: Cache) -> None:
+    """Requires that nobody else could change a cache's entries.
+
+    Raises:
+        StorageError: If others could, or the cache cannot be read.
+    """
+    reason = _refusal(cache)
+    if reason is not None:
+        raise StorageError(
+            f"{cache.directory}: others could change the kernels in this cache: {reason}; run "
+            f"chmod -R go-w {cache.directory.absolute()}, or set NVGEMM_AOT_CACHE or --cache-dir "
+            "to a directory that only you can write"
+        )
+
+
 def _refusal(cache: Cache) -> str | None:
     try:
         return cache.refusal()

@@ -366,7 +366,7 @@ class TuningState:
                 "it with the release that wrote it, or choose another output"
             )
         for name in [*identity, *recorded]:
-            current, previous = identity.get(name), recorded.get(name)
+            current, previous = identity.get(name, "none"), recorded.get(name, "none")
             if current != previous:
                 raise TuningError(
                     f"{self._path} belongs to another tuning: its {name} is {previous}, here it is "

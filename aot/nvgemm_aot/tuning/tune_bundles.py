@@ -18,8 +18,10 @@ from nvgemm_runtime.matching.trust import why_another_release
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
+from ..pipeline.shard import Shard
 from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
+from .dealing import dealt
 from .measuring.gpu import Bench
 from .measuring.grid import (
     Grid,
@@ -75,6 +77,7 @@ class TuningOptions:
         accepts_suspect: True to write a bundle even if so many kernels were dropped that the
             measurement itself may be at fault.
         repeats: True to measure a second time the problems that another process measured first.
+        shard: Part of the problems to measure; None for all. See `dealing`.
     """
 
     budget_s: float | None = None
@@ -86,6 +89,7 @@ class TuningOptions:
     prunes: bool = False
     accepts_suspect: bool = False
     repeats: bool = True
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +199,8 @@ def tune(
         )
         gpu = bench.facts.name
         declared = rankings_to_measure(content, gpu)
+        if options.shard is not None:
+            declared = dealt(declared, options.shard)
         confirmed = _confirmed_outcomes(declared, bench) if options.skips_confirmed else {}
         rankings, measured_now, left_out, lacking = _measure_all(
             session, declared, confirmed, options, progress
@@ -338,4 +344,5 @@ def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -
         + ("" if options.grid is None else f" on {options.grid.value}")
         + " that two GPUs do not confirm" * options.skips_confirmed,
         "asking for Triton": str(options.triton),
+        **({} if options.shard is None else {"shard": str(options.shard)}),
     }

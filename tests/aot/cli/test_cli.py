@@ -141,6 +141,34 @@ def test_a_platform_without_kernels_gets_no_wheel_and_build_says_so(
     assert "no wheel" not in run("build", "some.yaml", "-o", "out").stdout
 
 
+def test_shards_compile_into_the_cache_and_a_build_writes_the_bundle(directory: Path) -> None:
+    first = run("build", "some.yaml", "-o", "out", "--shard", "1/2")
+    assert (first.exit_code, first.stdout) == (
+        0,
+        "shard 1/2: 2 of 3 kernels, 2 compiled now, 0 failed\n",
+    )
+    assert not Path("out").exists()
+    document = json.loads(run("build", "some.yaml", "--shard", "2/2", "--json").stdout)
+    assert document["compiled"] == document["kernels"] == 1
+    assert "0 kernels compiled now" in run("build", "some.yaml", "-o", "out").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--shard", "3/2"), "'3/2' is not a shard such as 2/8"),
+        (("--shard", "1/2", "--wheel"), "--shard cannot be combined with --wheel"),
+        (("--shard", "1/2", "--dry-run"), "--shard cannot be combined with --wheel"),
+    ],
+)
+def test_a_shard_is_one_of_several_and_makes_no_wheel(
+    directory: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    result = run("build", "some.yaml", *arguments)
+    assert result.exit_code == 2
+    assert complaint in result.output
+
+
 def test_build_says_what_it_left_out_and_whether_that_may_pass(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,13 +19,27 @@ from ..terminal.printing import (
     print_result,
     report_progress,
 )
-from ..terminal.shared_options import ANY_PATH, cache_option, json_option, out_directory_option
-from .documents import build_document, build_text, plan_document, plan_text
+from ..terminal.shared_options import (
+    ANY_PATH,
+    ShardParam,
+    cache_option,
+    json_option,
+    out_directory_option,
+)
+from .documents import (
+    build_document,
+    build_text,
+    plan_document,
+    plan_text,
+    shard_document,
+    shard_text,
+)
 from .packing import prepare_wheels, write_wheels
 
 if TYPE_CHECKING:
     from ...manifest.parse import Manifest
     from ...pipeline.pipeline import BuildResult
+    from ...pipeline.shard import Shard
     from ...pipeline.target_plan import RejectionSink
     from ...providers import Rejection
     from ...rankings.entries import Rankings
@@ -37,6 +51,12 @@ if TYPE_CHECKING:
 @out_directory_option("Directory for the bundles (and the wheel).")
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
 @click.option("--strict", is_flag=True, help="Fail if a target lacks any kernel.")
+@click.option(
+    "--shard",
+    type=ShardParam(),
+    help="Compile only this part, such as 2/8, into the cache, and write no bundle. A build with "
+    "the cache of all parts then writes the bundles.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and compile nothing.")
 @click.option(
     "--rejections",
@@ -71,6 +91,7 @@ def build(
     out: Path,
     jobs: int | None,
     strict: bool,
+    shard: Shard | None,
     dry_run: bool,
     rejections: Path | None,
     rankings: tuple[Path, ...],
@@ -93,6 +114,7 @@ def build(
     from ...manifest.parse import load_manifest
     from ...manifest.shipped_manifests import find_manifest
     from ...pipeline import pipeline
+    from ...pipeline.compile_shard import compile_shard
     from ...pipeline.unserved import require_served
     from ...storage.build_cache import Cache, default_directory
 
@@ -100,12 +122,27 @@ def build(
         raise click.UsageError("--rejections needs --dry-run")
     if wheel_version and not wheel:
         raise click.UsageError("--wheel-version needs --wheel")
+    if shard and (wheel or dry_run or prune):
+        raise click.UsageError("--shard cannot be combined with --wheel, --dry-run or --prune")
     if estimates_only and rankings:
         raise click.UsageError("--estimates-only cannot be combined with --rankings")
     declared = load_manifest(find_manifest(manifest))
     files = _user_files(rankings)
     measured = None if estimates_only else _measurements(declared, files)
     cache = Cache(cache_dir or default_directory())
+    if shard:
+        with report_progress("Compiling") as report, keep_stdout():
+            compiled = compile_shard(
+                declared,
+                cache,
+                shard,
+                jobs=jobs,
+                strict=strict,
+                progress=report,
+                rankings=measured,
+            )
+        print_result(shard_document(compiled), shard_text, as_json=as_json)
+        return
     if dry_run:
         with open_rejection_log(rejections) as on_rejection, keep_stdout():
             planned = pipeline.plan_build(

@@ -21,6 +21,8 @@ from .packing import wheel_lines
 
 if TYPE_CHECKING:
     from ...pipeline.assemble import PlannedDevice, PlannedTarget
+    from ...pipeline.compile_shard import CompiledShard
+    from ...pipeline.compiler import Failure
     from ...pipeline.pipeline import BuildResult, RankingSources
     from ...pipeline.unserved import Unserved
 
@@ -250,6 +252,47 @@ def _unserved_lines(document: Document) -> list[str]:
     return lines
 
 
+def _failure_documents(failures: Sequence[Failure]) -> list[Document]:
+    return [
+        {
+            "operator": failure.task.candidate.operator,
+            "provider": failure.task.candidate.provider,
+            "reason": failure.own_reason,
+            "is_transient": failure.is_transient,
+        }
+        for failure in failures
+    ]
+
+
+def _failure_line(failure: Document) -> str:
+    again = "; the next build tries it again" if failure["is_transient"] else ""
+    provider, reason = failure["provider"], failure["reason"]
+    return f"{failure['operator']} of provider {provider!r}: {reason}{again}"
+
+
+def shard_document(compiled: CompiledShard) -> Document:
+    """Describes a compiled shard."""
+    return {
+        "shard": str(compiled.shard),
+        "kernels": compiled.kernels,
+        "all_kernels": compiled.all_kernels,
+        "compiled": compiled.compiled,
+        "failures": _failure_documents(compiled.failures),
+        "unserved": _unserved_document(compiled.unserved),
+    }
+
+
+def shard_text(document: Document) -> str:
+    """Renders a compiled shard: its counts, and every kernel that failed."""
+    lines = [
+        f"shard {document['shard']}: {document['kernels']} of "
+        f"{count_text(document['all_kernels'], 'kernel')}, {document['compiled']} compiled now, "
+        f"{len(document['failures'])} failed"
+    ]
+    lines += [f"  failed: {_failure_line(failure)}" for failure in document["failures"]]
+    return "\n".join([*lines, *_unserved_lines(document)])
+
+
 def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Document:
     """Describes a finished build; ``rankings`` are the user's rankings files."""
     return {
@@ -273,15 +316,7 @@ def build_document(result: BuildResult, rankings: Sequence[Path] = ()) -> Docume
                     }
                 ),
                 "up_to_date": bundle.up_to_date,
-                "failures": [
-                    {
-                        "operator": f.task.candidate.operator,
-                        "provider": f.task.candidate.provider,
-                        "reason": f.own_reason,
-                        "is_transient": f.is_transient,
-                    }
-                    for f in bundle.failures
-                ],
+                "failures": _failure_documents(bundle.failures),
             }
             for bundle in result.bundles
         ],
@@ -311,11 +346,7 @@ def build_text(document: Document) -> str:
         if len(bundle["providers"]) > 1:
             counts = (f"{count} of {name}" for name, count in bundle["providers"].items())
             lines.append(f"  kernels: {', '.join(counts)}")
-        lines += [
-            f"  left out {f['operator']} of provider {f['provider']!r}: {f['reason']}"
-            + "; the next build tries it again" * f["is_transient"]
-            for f in bundle["failures"]
-        ]
+        lines += [f"  left out {_failure_line(failure)}" for failure in bundle["failures"]]
         if bundle["incomplete"]:
             count = count_text(bundle["incomplete"], "problem")
             lines.append(f"  {count} may get more kernels: compilers were killed; build again")

@@ -16,11 +16,12 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
 from ..terminal.interrupts import INTERRUPTED
 from ..terminal.printing import count_text, print_result, report_progress, size_text, table
-from ..terminal.shared_options import ANY_PATH, Duration, json_option
+from ..terminal.shared_options import ANY_PATH, Duration, ShardParam, json_option
 
 if TYPE_CHECKING:
     from nvgemm_runtime.bundle.ranking_entries import Ranking
 
+    from ...pipeline.shard import Shard
     from ...tuning.outcome import TuningOutcome
     from ...tuning.tune_bundles import Tuned
 
@@ -74,6 +75,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     is_flag=True,
     help="Keep rankings that two GPUs of this product confirm with this torch.",
 )
+@click.option(
+    "--shard",
+    type=ShardParam(),
+    help="Measure only this part of the problems, such as 1/4, as other GPUs measure the rest. "
+    "Join the parts by `rankings export` and `build --rankings`.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
     "--prune",
@@ -110,6 +117,7 @@ def tune(
     grid: bool,
     serving: bool,
     skip_confirmed: bool,
+    shard: Shard | None,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -137,6 +145,11 @@ def tune(
         raise click.UsageError(f"{out} is among the bundles to tune; name another output")
     if grid and serving:
         raise click.UsageError("--grid and --serving name two grids; name one of them")
+    if shard and prune:
+        raise click.UsageError(
+            "--shard cannot be combined with --prune, which needs all problems' winners; "
+            "`build --rankings --prune` prunes by all parts"
+        )
     options = TuningOptions(
         budget_s=budget,
         all_kernels=all_kernels,
@@ -147,6 +160,7 @@ def tune(
         prunes=prune,
         accepts_suspect=accept_suspect,
         repeats=not no_repeat,
+        shard=shard,
     )
     try:
         with (

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nvgemm_runtime.gemm.target import ORDERED_ARCHITECTURES, TargetName
+
+if TYPE_CHECKING:
+    from ...pipeline.shard import Shard
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -85,3 +88,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if match is None:
             self.fail(f"{str(value)[:20]!r} {self._complaint}", param, ctx)
         return float(match[1]) * self._units[match[2]]
+
+
+class ShardParam(click.ParamType):  # type: ignore[type-arg]
+    """One of several parts, such as ``2/8``; see `Shard`."""
+
+    name = "i/n"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Shard:
+        """Parses the text."""
+        from ...pipeline.shard import Shard
+
+        try:
+            return value if isinstance(value, Shard) else Shard.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
