@@ -1,4 +1,4 @@
-"""Tables about the emulator: Blackwell's rows, and its agreement with Hopper GPUs."""
+"""Tables about the emulator: Blackwell's rows, agreement with Hopper GPUs, and mutants."""
 
 from __future__ import annotations
 
@@ -46,3 +46,26 @@ def hopper(records: Selection) -> str:
             shown = (f"{counts.get(kind, 0):.0f}" for kind in OUTCOMES)
             rows.append((what, gpu(name), *shown, cases.date))
     return markdown(("cases", "GPU", *OUTCOMES, "date"), rows)
+
+
+_CHANGES = ("mutants", "removed fences")
+_NOTICED = ("error", "wrong result", "deadlock", "finding")
+_SUMS = {"survived", "caught", "caught of all"}
+"""Cases that other cases add up to."""
+
+
+def mutants(records: Selection) -> str:
+    """Ends of kernels with one changed instruction, or without a fence; noticed changes first."""
+    counts: dict[str, Counter[str]] = {}
+    for change in _CHANGES:
+        for record in records.where("emulation.mutants", f"{change}/.*"):
+            end = record.case.name.partition("/")[2]
+            if end not in _SUMS:
+                counts.setdefault(end, Counter())[change] = round(record.case.figure)
+    rows = [
+        (end, *(str(by_change[change]) for change in _CHANGES))
+        for end, by_change in sorted(
+            counts.items(), key=lambda item: (item[0] not in _NOTICED, -item[1].total())
+        )
+    ]
+    return markdown(("end", *_CHANGES), rows)

@@ -24,6 +24,7 @@ BLOCKS: dict[str, Callable[[Selection], str]] = {
     "dispatch": results.dispatch,
     "emulation": emulation.blackwell,
     "emulation-hopper": emulation.hopper,
+    "emulation-mutants": emulation.mutants,
     "experts": results.experts,
     "fused": results.fused,
     "gated": results.gated,
