@@ -228,7 +228,8 @@ def _place(warp: Warp, where: int, atomic: _Atomic) -> tuple[Bytes, bool]:
         return _shared_place(warp, where, size, locate_own), True
     grid = warp.block.cluster.grid
     region = grid.memory.find(where, where + size - 1, writes=True)
-    grid.ordering.use_global(warp)
+    if not region.is_early:
+        grid.ordering.use_global(warp)
     if region.is_workspace:
         offsets = np.array([where - region.address], np.int64)
         grid.ordering.global_read(warp, region, offsets, size)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..emulation_errors import EmulationError, MemoryAccessError
 from ..ptx.program import Program
-from .addresses import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
+from .addresses import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, SHARED_WINDOW, WINDOW_SHIFT
 from .global_memory import GlobalMemory
 from .lanes import FULL, LANES, Mask, register_dtype
 from .launch import Extent, Launch, Schedule
@@ -311,7 +311,7 @@ class Grid:
         self.random = random.Random(schedule.seed)
         x, y, z = (size // part for size, part in zip(launch.grid, launch.cluster))
         self.todo = collections.deque(itertools.product(range(z), range(y), range(x)))
-        self._released: dict[int, Clock] = {}
+        self._released: dict[tuple[int, Cluster | None], Clock] = {}
         self.late: dict[Hashable, collections.deque[Callable[[], None]]] = {}
 
     def take_cluster(self) -> Extent | None:
@@ -329,14 +329,15 @@ class Grid:
         """
         clock = self.ordering.release_relaxed(warp) if relaxed else self.ordering.release(warp)
         if clock is not None:
-            for address in set(addresses.tolist()):
-                self._released[address] = self.ordering.merge(self._released.get(address), clock)
+            for place in _places(warp, addresses):
+                self._released[place] = self.ordering.merge(self._released.get(place), clock)
 
     def acquire_from(self, warp: Warp, addresses: Any, *, relaxed: bool = False) -> None:
         """Makes a warp acquire what was released at these addresses; ``relaxed``, at a fence."""
         acquire = self.ordering.acquire_relaxed if relaxed else self.ordering.acquire
-        for address in self._released.keys() & set(addresses.tolist()):
-            acquire(warp, self._released[address])
+        if self._released:
+            for place in self._released.keys() & _places(warp, addresses):
+                acquire(warp, self._released[place])
 
     def later(self, queue: Hashable, action: Callable[[], None]) -> None:
         """Does something at a random time, after whatever was given to the queue before."""
@@ -358,3 +359,13 @@ def _empty_register(kind: str) -> Any:
     zeros = np.zeros(shape, dtype)
     zeros.flags.writeable = False
     return zeros
+
+
+def _places(warp: Warp, addresses: Any) -> set[tuple[int, Cluster | None]]:
+    """Returns addresses, those of shared memory (32 bits, or generic) with their cluster."""
+
+    def is_shared(address: int) -> bool:
+        return address < 1 << 32 or address >> WINDOW_SHIFT == SHARED_WINDOW >> WINDOW_SHIFT
+
+    cluster = warp.block.cluster
+    return {(each, cluster if is_shared(each) else None) for each in addresses.tolist()}
