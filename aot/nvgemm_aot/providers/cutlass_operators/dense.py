@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.types import DType
@@ -121,6 +122,7 @@ def _free_behind_readers() -> Iterator[None]:
 
     arrive, relinquish = arch.mbarrier_arrive, arch.relinquish_tmem_alloc_permit
     barriers: list[Any] = []
+    waits = 0
 
     def noted_arrive(barrier: Any, *arguments: Any, **named: Any) -> Any:
         barriers.append(barrier)
@@ -128,14 +130,22 @@ def _free_behind_readers() -> Iterator[None]:
 
     def relinquish_and_wait(*arguments: Any, **named: Any) -> None:
         # The library calls it next to the arrival for phase 0, and nowhere else.
+        nonlocal waits
         relinquish(*arguments, **named)
-        arch.mbarrier_wait(barriers[-1], 0)
+        if barriers:
+            arch.mbarrier_wait(barriers[-1], 0)
+            waits += 1
 
     arch.mbarrier_arrive, arch.relinquish_tmem_alloc_permit = noted_arrive, relinquish_and_wait
     try:
         yield
     finally:
         arch.mbarrier_arrive, arch.relinquish_tmem_alloc_permit = arrive, relinquish
+    if waits != 1:
+        raise CompileError(
+            f"its tensor memory is relinquished {waits} times behind an arrival, must be 1: this "
+            "cutlass.operators is unknown; install the version in constraints.txt"
+        )
 
 
 def _keep_unsigned(operator: Any) -> None:
