@@ -44,9 +44,6 @@ BLACKWELL = ("sm_100f", "sm_100a", "sm_103a")
 )
 @click.option("--rows", "text", default="", help="Only rows whose names have this text.")
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True)
-@click.option(
-    "--several-waves", is_flag=True, help="Also a problem with more tiles than blocks, where fixed."
-)
 @click.option("-j", "--jobs", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Build cache.")
 @records_option
@@ -55,7 +52,6 @@ def main(
     kernels: Sequence[str],
     text: str,
     seeds: int,
-    several_waves: bool,
     jobs: int,
     cache_dir: Path | None,
     records_path: Path | None,
@@ -76,9 +72,7 @@ def main(
                 planned.append(PlannedKernel(task=task))
     if not planned:
         raise click.UsageError(f"no row's name has {text!r}")
-    prepared = prepare(
-        planned, cache, jobs=jobs, seeds=tuple(range(seeds)), several_waves=several_waves
-    )
+    prepared = prepare(planned, cache, jobs=jobs, seeds=tuple(range(seeds)))
     for failure in prepared.failures:
         click.echo(f"not compiled: {failure.task.candidate.operator}: {failure.own_reason}")
     same: dict[str, list[KernelTask]] = {}
@@ -107,6 +101,7 @@ def main(
         cases.append(
             Case(name="whole pass/warp instructions", figure=executed, unit="warp instructions")
         )
+        cases.append(Case(name="whole pass/processes", figure=jobs, unit="processes"))
     click.echo(
         f"{len(results)} kernels, {len(first)} run, {seconds:.0f} s, {executed:,} warp instructions"
     )

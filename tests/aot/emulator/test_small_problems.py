@@ -7,11 +7,9 @@ from dataclasses import replace
 from fake_provider import candidate
 from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.emulator.checking.small_problems import (
-    persistent_problem,
     size_steps,
     small_problems,
 )
-from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import misalignment_reason
 
@@ -59,14 +57,3 @@ def test_batches_and_groups_are_small() -> None:
         signature = replace(BF16, op=op)
         counts = {getattr(each, count) for each in small_problems(candidate("one", signature))}
         assert counts == {2 if op is Op.BMM else 3}
-
-
-def test_a_fixed_number_of_blocks_gets_one_tile_too_many() -> None:
-    kernel = candidate("one", BF16, tile=(128, 64, 64), cluster=(2, 1))
-    assert persistent_problem(kernel) is None
-    limits = (ClusterLimit(cluster_size=2, max_active=10, basis="measured"),)
-    problem = persistent_problem(
-        replace(kernel, design=replace(kernel.design, cluster_limits=limits))
-    )
-    assert problem is not None
-    assert -(-problem.m // 128) * -(-problem.n // 64) > 20

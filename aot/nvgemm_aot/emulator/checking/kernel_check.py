@@ -43,11 +43,9 @@ _GUARD_BYTES = 256
 _DELAY = 6
 """Rounds by which asynchronous effects are late at most, for all seeds but 0."""
 
-
 _MOST_CLUSTERS = (None, 1, 2)
-"""Clusters that compute tiles by a fixed number of blocks, by turns: with fewer than tiles, a
-block computes several."""
-
+"""Most clusters of a launch with a fixed number of blocks, by seed; None for the launcher's number.
+With fewer clusters than tiles, a block computes several tiles."""
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
 """New objects after which Python looks for unreachable cycles, such as launches that have ended."""

@@ -22,7 +22,7 @@ from ...storage.build_cache import Cache
 from ...targets import build_target
 from .every_signature import EVERY_SIGNATURE
 from .kernel_check import KernelTask
-from .small_problems import persistent_problem, small_problems
+from .small_problems import small_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,6 @@ def prepare(
     jobs: int,
     seeds: tuple[int, ...],
     declared_sizes: bool = False,
-    several_waves: bool = False,
     progress: Progress | None = None,
 ) -> PreparedKernels:
     """Compiles kernels with their PTX kept.
@@ -133,8 +132,6 @@ def prepare(
         jobs: Number of compiler processes.
         seeds: Seeds for each problem.
         declared_sizes: True for the declared problems instead of small ones.
-        several_waves: True to add a problem in which blocks compute several tiles, for kernels with
-            a fixed number of blocks.
         progress: Called after each compilation.
 
     Raises:
@@ -152,16 +149,13 @@ def prepare(
         kernel = BuiltKernel(
             **one.task.candidate.facts(), payload=entry.payload, sha256=entry.sha256
         )
-        problems = one.declared if declared_sizes else small_problems(kernel)
-        if several_waves and (large := persistent_problem(kernel)) is not None:
-            problems += (large,)
         prepared.append(
             KernelTask(
                 kernel=kernel,
                 ptx=ptx,
                 target=one.task.target.target,
                 device=one.task.target.device.name,
-                problems=problems,
+                problems=one.declared if declared_sizes else small_problems(kernel),
                 seeds=seeds,
             )
         )

@@ -36,23 +36,6 @@ def small_problems(kernel: KernelFacts) -> tuple[Problem, ...]:
     return tuple(_problem(kernel.signature, *each) for each in dict.fromkeys(sizes))
 
 
-def persistent_problem(kernel: KernelFacts) -> Problem | None:
-    """Returns a problem in which some block computes several tiles, for fixed numbers of blocks.
-
-    None for other schedulers, and if the kernel's launcher is told how many clusters fit.
-    """
-    limits = kernel.design.cluster_limits
-    if not limits:
-        return None
-    step_m, step_n, step_k = size_steps(kernel.signature, kernel.alignment_bytes)
-    tile_m, tile_n, _ = kernel.design.tile
-    tiles = max(limit.cluster_size * limit.max_active for limit in limits) + 1
-    tiles_m = min(tiles, max(1, math.isqrt(tiles * tile_n // tile_m)))
-    m = _multiple(tile_m * tiles_m - 1, step_m)
-    n = _multiple(tile_n * -(-tiles // tiles_m) - 1, step_n)
-    return _problem(kernel.signature, m, n, step_k)
-
-
 def size_steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
     """Returns numbers of which m, n and k must be multiples: aligned rows, and whole blocks."""
 
