@@ -23,7 +23,7 @@ from nvgemm_aot.emulator.mutants.verdict import (
 )
 from nvgemm_aot.emulator.ptx.program import Program
 
-RUNAWAY = 4
+RUNAWAY = 8
 """A mutant that runs this many times the kernel's instructions counts as one that never ends."""
 
 FAULT = "emulator's fault"
@@ -100,7 +100,7 @@ def _outcome(launches: Sequence[RecordedLaunch], job: Job) -> dict[str, Any]:
     else:
         program = changed(original, job.place, job.kind, job.seed)
     assert program is not None  # jobs are made of changes that exist
-    verdict = _judge(launches, program)
+    verdict = judge_launches(launches, program)
     found = {"outcome": verdict.outcome.value, "message": verdict.message[:200]}
     if verdict.outcome is not Outcome.SURVIVED:
         return found
@@ -115,7 +115,8 @@ def _outcome(launches: Sequence[RecordedLaunch], job: Job) -> dict[str, Any]:
     return found | {"survival": reason.value}
 
 
-def _judge(launches: Sequence[RecordedLaunch], program: Program) -> Verdict:
+def judge_launches(launches: Sequence[RecordedLaunch], program: Program) -> Verdict:
+    """Runs a program on a kernel's launches, each under two schedules, until one shows a fault."""
     verdict = Verdict(outcome=Outcome.SURVIVED)
     for launch in launches:
         limit = _limit(launch)

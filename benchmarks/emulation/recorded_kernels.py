@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.emulation.mutant_runs import RecordedKernel
+from benchmarks.emulation.mutant_runs import RecordedKernel, judge_launches
 from nvgemm_aot.emulator.checking.kernel_check import KernelTask, load_kernel
 from nvgemm_aot.emulator.checking.manifest_tasks import PlannedKernel, prepare
 from nvgemm_aot.emulator.checking.small_problems import small_problems
@@ -19,6 +19,7 @@ from nvgemm_aot.emulator.checking.user_calls import call_as_user
 from nvgemm_aot.emulator.driver.caught_launch import CaughtLaunch
 from nvgemm_aot.emulator.machine.global_memory import Region
 from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record
+from nvgemm_aot.emulator.mutants.verdict import Outcome
 from nvgemm_aot.emulator.session import emulated_device
 from nvgemm_aot.emulator.session.kept_programs import KeptPrograms
 from nvgemm_aot.emulator.session.ptx_runner import emulated_launch
@@ -154,4 +155,7 @@ def record_kernel(task: KernelTask) -> RecordedKernel | str:
     findings = [finding for launch in launches for finding in launch.execution.findings]
     if findings:
         return findings[0]
+    unchanged = judge_launches(launches, launches[0].program)
+    if unchanged.outcome is not Outcome.SURVIVED:
+        return f"without a change it ends by {unchanged.outcome.value}: {unchanged.message}"
     return RecordedKernel(name=f"{task.kernel.operator} {task.kernel.id[:12]}", launches=launches)

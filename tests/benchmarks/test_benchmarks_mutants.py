@@ -8,8 +8,6 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,28 +21,15 @@ from benchmarks.emulation.recorded_kernels import record_kernel, start_recording
 from deadly_launch import DeadlyLaunch
 from fake_provider import candidate
 from handwritten_kernels import aligned, module
-from nvgemm_aot.emulator.checking.manifest_tasks import manifest_kernels, prepare
+from nvgemm_aot.emulator.checking.kernel_check import KernelTask
 from nvgemm_aot.emulator.machine.global_memory import Region
 from nvgemm_aot.emulator.machine.launch import Launch
 from nvgemm_aot.emulator.mutants.changes import Kind
 from nvgemm_aot.emulator.mutants.recorded_launch import RecordedLaunch, record
 from nvgemm_aot.emulator.ptx.parser import parse
-from nvgemm_aot.pipeline.pipeline import BuildResult
 from nvgemm_aot.pipeline.workers import Workers
-from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.gemm.problem import Signature
 from repository import ROOT
-
-MANIFEST = """
-version: 1
-name: recorded
-targets: [sm_100f]
-providers: [cutlass_operators]
-candidates: 2
-gemms:
-  - {dtype: bf16, mnk: [[8, 4096, 4096]]}
-"""
-"""Kernels that `real_build` has compiled."""
 
 BODY = """
 ld.param.u64 %d1, [a0];
@@ -197,19 +182,10 @@ print("torch" in sys.modules)
 
 
 def test_records_a_kernel_and_replays_it_elsewhere(
-    real_build: BuildResult,
-    kernel_cache: Cache,
-    alone: Callable[[], AbstractContextManager[None]],
-    tmp_path: Path,
+    emulated_kernel: KernelTask, tmp_path: Path
 ) -> None:
     """A child process has recorded the kernel, whose memory and device end with it."""
-    manifest = tmp_path / "mine.yaml"
-    manifest.write_text(MANIFEST)
-    with alone():
-        planned = manifest_kernels(manifest, kernel_cache)
-        tasks = prepare(planned, kernel_cache, jobs=1, seeds=(0,)).tasks
-    task = next(one for one in tasks if one.kernel.design.scheduler != "one_tile")
-    task = replace(task, problems=two_problems(task.kernel))
+    task = replace(emulated_kernel, problems=two_problems(emulated_kernel.kernel))
     swapped = re.sub(
         r"(cvt\.rn\.bf16x2\.f32\s+%\w+), (%\w+), (%\w+);", r"\1, \3, \2;", task.ptx, count=1
     )

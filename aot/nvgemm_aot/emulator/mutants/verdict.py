@@ -69,8 +69,10 @@ never short."""
 _SYNCHRONISATION = {"fence", "membar", "bar", "barrier"}
 
 _WAITS = {
+    "cp.wait_all",
     "cp.wait_group",
     "cp.commit_group",
+    "griddepcontrol.wait",
     "mbarrier.try_wait",
     "mbarrier.test_wait",
     "tcgen05.commit",
