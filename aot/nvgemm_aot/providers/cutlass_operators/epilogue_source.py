@@ -39,10 +39,10 @@ class WithEpilogue(Family):
     """Blackwell GEMMs with a compiled-in epilogue.
 
     Tiles of 64 rows are among them. torch's backend drops these if an epilogue broadcasts, for
-    wrong results that nobody has reproduced (pytorch/pytorch#181901). In emulation, 91 such
-    kernels of 11 signatures, with rows, columns and scalars, were right at whole tiles and tails;
-    none has run on a GPU. As the library compiles them, they round the product before they add a
-    bias, like its taller tiles: see `_compute_in_accumulator_type`.
+    wrong results that nobody has reproduced (pytorch/pytorch#181901). In emulation, such kernels
+    with rows, columns and scalars were right at whole tiles and tails; none has run on a GPU. As
+    the library compiles them, they round the product before they add a bias, like its taller
+    tiles: see `_compute_in_accumulator_type`.
     """
 
     operators = (EFC_OPERATOR,)
