@@ -292,12 +292,33 @@ def _added(selection: Selection) -> float:
     return dispatched - plain
 
 
+def _emulation() -> list[Goal]:
+    return [
+        Goal(title="Mutants noticed, percent of those that are not equivalent", limit=90,
+             at_least=True, unit="", select=_where("emulation.mutants", "mutants/caught"),
+             figure=_figure),
+        Goal(title="Emulation of one kernel a design class for every Blackwell row, on two cores",
+             limit=1200, unit="s", select=_where("emulation", "whole pass/time"), figure=_figure),
+        Goal(title="Warp instructions that a process emulates in a second", limit=200_000,
+             at_least=True, unit="", select=_where("emulation", "whole pass/.*"), figure=_rate),
+    ]  # fmt: skip
+
+
+def _rate(selection: Selection) -> float:
+    instructions, seconds, processes = (
+        selection.where(case=f"whole pass/{name}").only().case.figure
+        for name in ("warp instructions", "time", "processes")
+    )
+    return instructions / seconds / processes
+
+
 GOALS = {
     "Cold start": _cold_start(),
     "GEMMs": _kernels(),
     "Models": _models(),
     "Experts": _experts(),
     "Host time, estimates and building": _host(),
+    "Emulation": _emulation(),
 }
 """Goals by table heading."""
 
