@@ -12,7 +12,7 @@ from ..bundle.content import ProblemRanking
 from ..pipeline.shard import Shard
 
 
-def dealt(rankings: Sequence[ProblemRanking], shard: Shard) -> list[ProblemRanking]:
+def deal(rankings: Sequence[ProblemRanking], shard: Shard) -> list[ProblemRanking]:
     """Returns a shard's problems, in their order.
 
     Problems that differ only in m stay together, since neighbours and grids of m need each other's

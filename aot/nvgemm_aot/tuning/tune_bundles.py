@@ -21,7 +21,7 @@ from ..bundle.writer import write_bundle
 from ..pipeline.shard import Shard
 from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
-from .dealing import dealt
+from .dealing import deal
 from .measuring.gpu import Bench
 from .measuring.grid import (
     Grid,
@@ -200,7 +200,7 @@ def tune(
         gpu = bench.facts.name
         declared = rankings_to_measure(content, gpu)
         if options.shard is not None:
-            declared = dealt(declared, options.shard)
+            declared = deal(declared, options.shard)
         confirmed = _confirmed_outcomes(declared, bench) if options.skips_confirmed else {}
         rankings, measured_now, left_out, lacking = _measure_all(
             session, declared, confirmed, options, progress

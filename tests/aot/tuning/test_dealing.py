@@ -10,7 +10,7 @@ import cpu_provider
 from nvgemm_aot.pipeline.shard import Shard
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.export import export
-from nvgemm_aot.tuning.dealing import dealt
+from nvgemm_aot.tuning.dealing import deal
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import header_of
 
@@ -23,7 +23,7 @@ def shards(count: int) -> list[Shard]:
 
 def test_each_problem_is_in_one_shard_and_those_of_an_n_and_k_stay_together() -> None:
     rankings = [at(m, *KERNELS, n=n) for n in (16, 32, 48, 64, 80) for m in (8, 16, 32)]
-    parts = [dealt(rankings, shard) for shard in shards(3)]
+    parts = [deal(rankings, shard) for shard in shards(3)]
     assert sorted(one.problem for part in parts for one in part) == sorted(
         one.problem for one in rankings
     )
@@ -34,15 +34,15 @@ def test_each_problem_is_in_one_shard_and_those_of_an_n_and_k_stay_together() ->
 
 def test_shards_have_as_many_kernels_to_time_whatever_the_sizes() -> None:
     rankings = [at(8, *"abcdefghijk", n=16), *(at(8, *KERNELS, n=n) for n in (4096, 8192, 64))]
-    parts = [dealt(rankings, shard) for shard in shards(2)]
+    parts = [deal(rankings, shard) for shard in shards(2)]
     assert [sum(len(one.kernels) + 1 for one in part) for part in parts] == [12, 12]
 
 
 def test_order_of_problems_changes_no_shard() -> None:
     rankings = [at(m, *KERNELS, n=n) for n in (16, 32, 48, 64) for m in (8, 16)]
     for shard in shards(3):
-        forwards = {one.problem for one in dealt(rankings, shard)}
-        assert {one.problem for one in dealt(rankings[::-1], shard)} == forwards
+        forwards = {one.problem for one in deal(rankings, shard)}
+        assert {one.problem for one in deal(rankings[::-1], shard)} == forwards
 
 
 def test_shards_measure_all_problems_between_them_and_export_joins_them(tuner: Tuner) -> None:
