@@ -36,6 +36,13 @@ class MemoryBarrier:
         """True if no arrival and no bytes belong to the current phase yet."""
         return self.pending == self.expected and not self.bytes
 
+    @property
+    def bytes_text(self) -> str:
+        """Text about the bytes that the current phase waits for."""
+        if self.bytes < 0:
+            return f"copies brought {-self.bytes} bytes too many"
+        return f"{self.bytes} bytes are missing"
+
     def arrive(
         self,
         ordering: Ordering,

@@ -206,7 +206,8 @@ class Scheduler:
                 self.grid.findings.append(
                     f"block {block.index} ends within phase {barrier.phase} of the memory barrier "
                     f"at offset {offset}: {barrier.expected - barrier.pending} of "
-                    f"{barrier.expected} arrivals have come, {barrier.bytes} bytes are missing"
+                    f"{barrier.expected} arrivals have come, {barrier.bytes_text}; missing: "
+                    "an arrival or a copy, or the barrier's count is wrong"
                 )
 
     def _deadlock(self) -> str:

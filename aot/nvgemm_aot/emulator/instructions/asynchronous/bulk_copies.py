@@ -177,7 +177,7 @@ def _begin_load(
 ) -> None:
     grid = warp.block.cluster.grid
     block.check_shared(offset, size, "copies to")
-    if not 0 <= first - PARAMETER_WINDOW <= len(grid.launch.parameters):
+    if not 0 <= first - PARAMETER_WINDOW < len(grid.launch.parameters):
         grid.ordering.use_global(warp)
 
     def copy(operation: Operation) -> int:

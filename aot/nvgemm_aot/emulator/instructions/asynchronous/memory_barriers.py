@@ -50,9 +50,7 @@ class _Wait(NamedTuple):
 
     def __str__(self) -> str:
         barrier = self.barrier
-        missing = f"and {barrier.bytes} bytes are missing"
-        if barrier.bytes < 0:
-            missing = f"are missing, and copies brought {-barrier.bytes} bytes too many"
+        missing = f"{'are missing, ' if barrier.bytes < 0 else ''}and {barrier.bytes_text}"
         return (
             f"the memory barrier at offset {self.offset} of block {self.block.index} to end a "
             f"phase of parity {self.phase & 1}; it is in phase {barrier.phase}, where "

@@ -100,7 +100,7 @@ class _Boxes:
     coordinates: Sequence[Value]
 
     def agree(self, warp: Warp, mask: Mask) -> bool:
-        """Returns whether active lanes copy the same boxes."""
+        """Tells if active lanes copy the same boxes."""
         return all(agree(value(warp), mask) for value in (self.where, *self.coordinates))
 
     def __call__(self, warp: Warp, lane: int) -> list[Box]:

@@ -85,7 +85,7 @@ _REQUEST = "tensor memory request"
 
 
 def _all_ask(warp: Warp, blocks: list[Block], columns: int) -> bool:
-    """Returns whether all blocks of a group have made the request that a warp waits for.
+    """Tells if all blocks of a group have made the request that a warp waits for.
 
     Raises:
         EmulationError: If one asked for another number of columns, or has ended.
