@@ -26,6 +26,7 @@ import release_command
 import runtime_sbom
 import runtime_wheel
 import steps
+from nvgemm_aot.bundle import repack_runtime
 from nvgemm_aot.manifest.parse import load_manifest
 from repository import ROOT
 
@@ -390,3 +391,7 @@ def test_kernel_wheels_of_both_platforms_are_built_checked_and_listed(tmp_path: 
             info = f"nvgemm_kernels_tiny-{nvgemm_runtime.__version__}.dist-info"
             metadata = wheel.read(f"{info}/METADATA").decode()
         assert "Summary: One GEMM." in metadata
+
+
+def test_a_release_and_a_repacked_wheel_have_the_same_native_parts() -> None:
+    assert set(runtime_wheel.NATIVE_PARTS) == set(repack_runtime.NATIVE_PARTS)

@@ -1,8 +1,7 @@
 """Run by a release in a process of its own, with the new wheel first on the path.
 
 Loads the launcher beside torch, and lets an operator of it fail: the error passes from the wheel's
-C++ library to torch's. Then loads the other native parts, which are named by their paths in the
-wheel.
+C++ library to torch's. Then loads each native part, named by its path in the wheel.
 """
 
 from __future__ import annotations

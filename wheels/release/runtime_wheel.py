@@ -88,7 +88,7 @@ def try_out(wheel: Path) -> None:
 
 
 def native_findings(image: bytes, processor: str, part: NativePart) -> list[str]:
-    """What keeps a native part from running where its wheel's tag says; empty if nothing does."""
+    """Lists what keeps a native part from running where its wheel's tag says."""
     elf = ELFFile(io.BytesIO(image))
     findings = []
     if elf["e_machine"] != MACHINES[processor]:
