@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.emulation.rows import STANDS_FOR, RowKernel, row_kernels
+from benchmarks.emulation.rows import DESIGN_CLASS, ROW, STANDS_FOR, RowKernel, row_kernels
 from benchmarks.record import Baseline, Case
 from benchmarks.shared.resuming import recording, records_option
 from nvgemm_aot.emulator.checking.child_processes import check_kernels, code_digest
@@ -38,7 +38,7 @@ BLACKWELL = ("sm_100f", "sm_100a", "sm_103a")
     "--kernels",
     type=click.Choice(STANDS_FOR),
     multiple=True,
-    default=STANDS_FOR,
+    default=(ROW, DESIGN_CLASS),
     show_default=True,
     help="Kernels by what they stand for.",
 )

@@ -82,7 +82,7 @@ ROWS: dict[str, tuple[list[str], tuple[str, ...]]] = {
 def blackwell_cells() -> dict[str, str]:
     """Blackwell's column of the page, by the begin of the row."""
     kernels = read_document("docs/reference/support.md").split("## Kernels", 1)[1]
-    table = re.findall(r"^\| (.+?) \| .+ \| (.+?) \|$", kernels.split("\n### ")[0], re.MULTILINE)
+    table = re.findall(r"^\| (.+?) \| .+ \| (.+?) \|$", kernels.split("\n##")[0], re.MULTILINE)
     cells = {}
     for row, cell in table:
         if row in ("kernel", "---"):
