@@ -15,6 +15,7 @@ from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.measuring.gpu import Bench
 from nvgemm_aot.tuning.measuring.race import Sample
 from nvgemm_runtime.bundle.ranking_entries import APART
+from nvgemm_runtime.errors import TuningError
 from tuning_bench import SLOW_FIRST, DictatedTimer, bench
 
 HANGING = "Cpu_8x32"
@@ -25,6 +26,17 @@ def sound() -> Bench:
     """All contenders return; the environment says which GPU it is."""
     made = _bench(DictatedTimer(SLOW_FIRST))
     return replace(made, uuid=os.environ.get("WATCHED_BENCH_UUID"))
+
+
+def gpu_of_its_name() -> Bench:
+    """All contenders return; the GPU is the visible one, which the environment may let fail."""
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+    if os.environ.get("WATCHED_BENCH_FAILS_ON") == gpu:
+        raise TuningError(f"GPU {gpu} is broken")
+    made = _bench(DictatedTimer(SLOW_FIRST))
+    if os.environ.get("WATCHED_BENCH_DRIVERS"):
+        made = replace(made, watch=replace(made.watch, driver=f"580.{gpu}"))
+    return replace(made, uuid=f"GPU-{gpu}")
 
 
 def hangs_when_timed() -> Bench:

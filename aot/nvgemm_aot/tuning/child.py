@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 
 from .measuring.gpu import Bench
 from .session import Progress, Running
-from .tune_bundles import Tuned, TuningOptions, tune
+from .tune_bundles import Part, Tuned, TuningOptions, tune
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -97,6 +97,7 @@ class TuneTask:
     options: TuningOptions
     bench: str
     log_level: int
+    parts: tuple[Part, ...] = ()
 
     def perform(self, bench: Bench, reports: Reports) -> Tuned:
         """Tunes bundles."""
@@ -108,6 +109,7 @@ class TuneTask:
             progress=reports.progress,
             again=reports.again,
             running=reports.running,
+            parts=self.parts,
         )
 
 

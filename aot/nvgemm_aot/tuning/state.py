@@ -217,6 +217,16 @@ def state_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.tuning.jsonl")
 
 
+def measured_keys(output: Path) -> frozenset[str]:
+    """Returns the keys of problems for which an output's state has an outcome.
+
+    Raises:
+        StorageError: If the state cannot be read, or is damaged.
+    """
+    lines = Journal(state_path(output), {}).lines
+    return frozenset(line["problem"] for line in lines if "outcome" in line)
+
+
 def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
     """Notes in a killed tuning's state that a contender hangs.
 
@@ -297,6 +307,20 @@ class TuningState:
         moment = Moment(at_s=at_s, process=PROCESS)
         self._journal.append({"problem": key, "outcome": outcome_json(outcome), **asdict(moment)})
         self._add(key, outcome, moment)
+
+    def take(self, part: Path, identity: Mapping[str, str]) -> None:
+        """Adds all that another GPU's part of this tuning has saved; nothing if there is no file.
+
+        Raises:
+            StorageError: If the part's file cannot be read or written, or is damaged.
+            TuningError: If it belongs to another tuning.
+        """
+        # Opening it notes what a killed process has left open.
+        TuningState(part, identity).close()
+        for line in Journal(part, {}).lines[1:]:
+            if line.keys().isdisjoint(("written", "running")):
+                self._journal.append(line, sync=False)
+                self._apply_line(line)
 
     def is_of_another_process(self, key: str) -> bool:
         """Returns True if another process measured a problem first."""

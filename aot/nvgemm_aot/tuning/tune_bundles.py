@@ -78,6 +78,7 @@ class TuningOptions:
             measurement itself may be at fault.
         repeats: True to measure a second time the problems that another process measured first.
         shard: Part of the problems to measure; None for all. See `dealing`.
+        measured: Keys of problems that another run of this tuning has measured.
     """
 
     budget_s: float | None = None
@@ -90,6 +91,15 @@ class TuningOptions:
     accepts_suspect: bool = False
     repeats: bool = True
     shard: Shard | None = None
+    measured: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a tuning that another process measures into an output of its own."""
+
+    shard: Shard
+    output: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +149,7 @@ def tune(
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     running: Running = unwatched,
+    parts: Sequence[Part] = (),
 ) -> Tuned:
     """Measures the problems in bundles and writes one bundle with measured rankings.
 
@@ -155,6 +166,7 @@ def tune(
         again: Called likewise for second measurements, and during their waits.
         clock: Returns seconds, for the budget.
         running: Context entered with a contender and a problem key during each contender's run.
+        parts: Parts of this tuning on other GPUs, whose outcomes are added first.
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
@@ -182,6 +194,9 @@ def tune(
         }
         state = TuningState(state_path(output), _identity(bundles, bench, options))
         stack.callback(state.close)
+        for part in parts:
+            shard_options = replace(options, shard=part.shard)
+            state.take(state_path(part.output), _identity(bundles, bench, shard_options))
         refuse_foreign_measurements(output, state.written)
         contenders = Contenders(
             bundles,
@@ -200,7 +215,8 @@ def tune(
         gpu = bench.facts.name
         declared = rankings_to_measure(content, gpu)
         if options.shard is not None:
-            declared = deal(declared, options.shard)
+            mine = deal(declared, options.shard)
+            declared = [one for one in mine if one.problem.key not in options.measured]
         confirmed = _confirmed_outcomes(declared, bench) if options.skips_confirmed else {}
         rankings, measured_now, left_out, lacking = _measure_all(
             session, declared, confirmed, options, progress

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, ChildTask, Message, TuneTask
 from .session import Progress, UnusableGpuError
 from .state import add_death, add_hang, reserved, state_path
-from .tune_bundles import Tuned, TuningOptions
+from .tune_bundles import Part, Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,11 @@ IDLE_FACTOR = 10
 """Factor on the hang time for silence while no contender runs: the process loads torch, makes
 operands, waits for other work on the GPU, or writes the bundle."""
 
+STOP_S = 0.2
+"""Longest time between looks at a request to stop."""
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
 GRACE_S = 20.0
 """Seconds in which an interrupted process saves its results."""
 
@@ -72,6 +78,9 @@ def tune_watched(
     progress: Progress | None = None,
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
+    parts: Sequence[Part] = (),
+    gpu: str | None = None,
+    stop: threading.Event | None = None,
 ) -> Tuned:
     """Tunes like `tune_bundles.tune`, and survives kernels that hang or end their process.
 
@@ -86,6 +95,9 @@ def tune_watched(
         progress: Called before the first problem and after each finished problem.
         again: Called likewise for second measurements.
         clock: Returns seconds, for the budget.
+        parts: Parts of this tuning on other GPUs, whose outcomes are added first.
+        gpu: Value of CUDA_VISIBLE_DEVICES for the measuring process; None for this process's.
+        stop: Interrupts the measuring process once it is set.
 
     Raises:
         TuningError: As `tune_bundles.tune`; also if `MOST_ENDS` processes hang or die, or one is
@@ -111,9 +123,10 @@ def tune_watched(
             options=remaining_options,
             bench=bench,
             log_level=logging.getLogger().getEffectiveLevel(),
+            parts=tuple(parts),
         )
-        with contextlib.closing(WatchedProcess(work)) as process:
-            end = process.watch(hang_s, merged_progress)
+        with contextlib.closing(WatchedProcess(work, gpu=gpu)) as process:
+            end = process.watch(hang_s, merged_progress, stop)
         if not isinstance(end, ProcessEnd):
             is_over = remaining_options.budget_s is not None and clock() - begin >= (
                 options.budget_s or 0
@@ -175,14 +188,16 @@ class _MergedProgress:
 class WatchedProcess(Generic[R]):
     """Measuring process and the pipe to it."""
 
-    def __init__(self, work: ChildTask[R]) -> None:
+    def __init__(self, work: ChildTask[R], *, gpu: str | None = None) -> None:
         self._connection, child_end = Pipe()
+        environment = os.environ if gpu is None else {**os.environ, VISIBLE_GPUS: gpu}
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-c", BOOTSTRAP, str(child_end.fileno()), str(os.getpid())),
                 *sys.path,
             ],
             stdin=subprocess.DEVNULL,
+            env=environment,
             pass_fds=[child_end.fileno()],
             start_new_session=True,  # a terminal's Ctrl-C reaches this process alone
         )
@@ -192,8 +207,13 @@ class WatchedProcess(Generic[R]):
         with contextlib.suppress(BrokenPipeError):  # `watch` reports its end
             self._connection.send(work)
 
-    def watch(self, hang_s: float, progress: Mapping[Message, Progress]) -> R | ProcessEnd:
-        """Passes on the process's reports until it ends or hangs.
+    def watch(
+        self,
+        hang_s: float,
+        progress: Mapping[Message, Progress],
+        stop: threading.Event | None = None,
+    ) -> R | ProcessEnd:
+        """Passes on the process's reports until it ends or hangs; ``stop`` interrupts it.
 
         Raises:
             BaseException: Exception that ended the process.
@@ -201,7 +221,7 @@ class WatchedProcess(Generic[R]):
         try:
             while True:
                 limit_s = self._limit_s(hang_s)
-                if not self._connection.poll(limit_s):
+                if not self._has_message(limit_s, stop):
                     return self._kill_hanging(limit_s)
                 try:
                     message: tuple[Any, ...] = self._connection.recv()
@@ -213,6 +233,19 @@ class WatchedProcess(Generic[R]):
         except KeyboardInterrupt:
             self._interrupt()
             raise
+
+    def _has_message(self, limit_s: float, stop: threading.Event | None) -> bool:
+        """Waits for a message; raises KeyboardInterrupt if ``stop`` is set meanwhile."""
+        if stop is None:
+            return self._connection.poll(limit_s)
+        end = time.monotonic() + limit_s
+        while not stop.is_set():
+            left_s = end - time.monotonic()
+            if self._connection.poll(max(0.0, min(left_s, STOP_S))):
+                return True
+            if left_s <= 0:
+                return False
+        raise KeyboardInterrupt
 
     def _limit_s(self, hang_s: float) -> float:
         if self._running is None:

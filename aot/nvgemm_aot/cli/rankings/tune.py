@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -81,6 +82,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     help="Measure only this part of the problems, such as 1/4, as other GPUs measure the rest. "
     "Join the parts by `rankings export` and `build --rankings`.",
 )
+@click.option(
+    "--gpus",
+    metavar="all|0,1",
+    help="Measure a part of the problems on each of these GPUs at once, named as by "
+    "CUDA_VISIBLE_DEVICES. They must be of one product.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
     "--prune",
@@ -118,6 +125,7 @@ def tune(
     serving: bool,
     skip_confirmed: bool,
     shard: Shard | None,
+    gpus: str | None,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -136,6 +144,7 @@ def tune(
     """
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
+    from ...tuning.several_gpus import tune_on, visible_gpus
     from ...tuning.state import state_path
     from ...tuning.tune_bundles import TuningOptions
 
@@ -145,6 +154,8 @@ def tune(
         raise click.UsageError(f"{out} is among the bundles to tune; name another output")
     if grid and serving:
         raise click.UsageError("--grid and --serving name two grids; name one of them")
+    if shard and gpus:
+        raise click.UsageError("--shard cannot be combined with --gpus, which divides problems too")
     if shard and prune:
         raise click.UsageError(
             "--shard cannot be combined with --prune, which needs all problems' winners; "
@@ -168,7 +179,11 @@ def tune(
             report_progress("Measuring", "problem") as progress,
             report_progress("Measuring again", "problem") as again,
         ):
-            tuned = watchdog.tune_watched(
+            tune_bundles = watchdog.tune_watched
+            if gpus:
+                names = visible_gpus() if gpus == "all" else tuple(gpus.split(","))
+                tune_bundles = functools.partial(tune_on, names)
+            tuned = tune_bundles(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
             )
     except KeyboardInterrupt:
