@@ -21,7 +21,7 @@ from ..bundle.writer import write_bundle
 from ..pipeline.shard import Shard
 from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
-from .dealing import deal
+from .measuring.dealing import deal
 from .measuring.gpu import Bench
 from .measuring.grid import (
     Grid,
@@ -77,7 +77,7 @@ class TuningOptions:
         accepts_suspect: True to write a bundle even if so many kernels were dropped that the
             measurement itself may be at fault.
         repeats: True to measure a second time the problems that another process measured first.
-        shard: Part of the problems to measure; None for all. See `dealing`.
+        shard: Part of the problems to measure; None for all. See `deal`.
         measured: Keys of problems that another run of this tuning has measured.
     """
 

@@ -10,7 +10,7 @@ import cpu_provider
 from nvgemm_aot.pipeline.shard import Shard
 from nvgemm_aot.rankings.entries import merge
 from nvgemm_aot.rankings.export import export
-from nvgemm_aot.tuning.dealing import deal
+from nvgemm_aot.tuning.measuring.dealing import deal
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import header_of
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from nvgemm_runtime.gemm.problem import Problem
 
-from ..bundle.content import ProblemRanking
-from ..pipeline.shard import Shard
+from ...bundle.content import ProblemRanking
+from ...pipeline.shard import Shard
 
 
 def deal(rankings: Sequence[ProblemRanking], shard: Shard) -> list[ProblemRanking]:
