@@ -138,7 +138,7 @@ def test_lines_of_the_source_hide_no_instruction() -> None:
         "mov.b32 %r0, 1;\n.loc 1 5 3\nmov.b32 %r1, 2;\n"
         ".loc 1 7 3, function_name $L__info_string0, inlined_at 1 2 3\nmov.b32 %r2, 3;"
     )
-    text += '.file 1 "/home/someone//kernel.py"\n.section .debug_str\n{\n.b8 65, 0\n}\n'
+    text += '.file 1 "sources//kernel.py"\n.section .debug_str\n{\n.b8 65, 0\n}\n'
     program = parse(text)
     names = [each.operands[0] for each in program.instructions[:3]]
     assert [each.name for each in names if isinstance(each, Register)] == ["%r0", "%r1", "%r2"]
