@@ -33,12 +33,14 @@ def visible_gpus() -> tuple[str, ...]:
     """Lists the GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them.
 
     Raises:
-        TuningError: If torch cannot tell.
+        TuningError: If torch cannot tell, or sees none.
     """
     done = subprocess.run([sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True)
     if done.returncode:
         raise TuningError(f"torch cannot count this machine's GPUs: {done.stderr.strip()[-300:]}")
     count = int(done.stdout.split()[-1])
+    if not count:
+        raise TuningError("torch sees no GPU, which tuning needs; run: nvgemm-aot doctor")
     names = [name.strip() for name in os.environ.get(VISIBLE_GPUS, "").split(",") if name.strip()]
     return tuple(names[:count]) or tuple(map(str, range(count)))
 

@@ -115,6 +115,19 @@ def test_all_gpus_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> 
     assert several_gpus.visible_gpus() == ("3", "GPU-ab")
 
 
+def test_without_a_gpu_there_is_nothing_to_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several_gpus, "_COUNT_GPUS", "print(0)")
+    with pytest.raises(TuningError, match="torch sees no GPU, which tuning needs"):
+        several_gpus.visible_gpus()
+
+
+@pytest.mark.parametrize("named", ["0,", ",", "0,1,0"])
+def test_each_gpu_is_named_once(named: str) -> None:
+    result = CliRunner().invoke(main, ["tune", "a.nvgemm", "-o", "b.nvgemm", "--gpus", named])
+    assert result.exit_code == 2
+    assert f"--gpus {named}: name each GPU once" in result.output
+
+
 def test_shards_and_gpus_divide_alike_so_one_of_them_is_named(tmp_path: Path) -> None:
     arguments = ["tune", "a.nvgemm", "-o", "b.nvgemm", "--gpus", "0,1", "--shard", "1/2"]
     result = CliRunner().invoke(main, arguments)

@@ -154,6 +154,9 @@ def tune(
         raise click.UsageError(f"{out} is among the bundles to tune; name another output")
     if grid and serving:
         raise click.UsageError("--grid and --serving name two grids; name one of them")
+    names = [name.strip() for name in (gpus or "all").split(",")]
+    if not all(names) or len({*names}) < len(names):
+        raise click.UsageError(f"--gpus {gpus}: name each GPU once, as in 0,1, or all")
     if shard and gpus:
         raise click.UsageError("--shard cannot be combined with --gpus, which divides problems too")
     if shard and prune:
@@ -181,8 +184,8 @@ def tune(
         ):
             tune_bundles = watchdog.tune_watched
             if gpus:
-                names = visible_gpus() if gpus == "all" else tuple(gpus.split(","))
-                tune_bundles = functools.partial(tune_on, names)
+                chosen = visible_gpus() if gpus == "all" else names
+                tune_bundles = functools.partial(tune_on, chosen)
             tuned = tune_bundles(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
             )
