@@ -166,6 +166,12 @@ class RankingsError(NvgemmError):
     exit_code = 26
 
 
+class SignatureError(NvgemmError):
+    """A policy or a signature is wrong, or what must be signed has no signature that counts."""
+
+    exit_code = 28
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem; raised in the user's program.
 

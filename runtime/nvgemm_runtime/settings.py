@@ -83,6 +83,15 @@ CACHE_VARIABLE = "NVGEMM_AOT_CACHE"
 CACHE_LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
 """Most bytes that run-time compiling leaves in the cache directory."""
 
+POLICY_VARIABLE = "NVGEMM_AOT_POLICY"
+"""File with the keys whose signatures count; see `installed.policy`."""
+
+SIGNING_KEY_VARIABLE = "NVGEMM_AOT_SIGNING_KEY"
+"""File with the private key that signs what this process writes for others."""
+
+REMOTE_CACHE_VARIABLE = "NVGEMM_AOT_REMOTE_CACHE"
+"""URL of a cache that many machines share."""
+
 COMPILE_TIMEOUT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
 """Seconds after which a kernel's compiler is killed."""
 
@@ -330,6 +339,18 @@ VARIABLES = {
     COMPILE_TIMEOUT_VARIABLE: (
         "Seconds after which a kernel's compiler is killed, at run time and in `nvgemm-aot build`; "
         "300 if not set."
+    ),
+    POLICY_VARIABLE: (
+        "A YAML file with the keys whose signatures count. With it, bundles and rankings files "
+        "must be signed, unless it says `required: false`."
+    ),
+    SIGNING_KEY_VARIABLE: (
+        "A file with a private key, as `nvgemm-aot keygen` writes it, which signs what builds "
+        "write into a remote cache."
+    ),
+    REMOTE_CACHE_VARIABLE: (
+        "A cache that many machines share, behind each one's own: `redis://…`, `s3://…` or "
+        "`file:///…`."
     ),
     JIT_CANDIDATES_VARIABLE: (
         "Most kernels compiled at run time for a problem; 4 if not set, `0` compiles none."

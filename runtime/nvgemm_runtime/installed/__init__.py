@@ -2,5 +2,5 @@
 
 May import `matching` and the rooms below it, but not `launch` or the rooms above it. Start at
 `registry`; `discover` finds bundles in wheels, `jit_cache` bundles compiled at run time, and
-`confirmed_files` their times with this torch.
+`confirmed_files` their times with this torch, and `policy` has the keys whose signatures count.
 """
