@@ -1,4 +1,4 @@
-"""Private ed25519 keys: made, read from a PEM file that only this user can read, and used."""
+"""Private ed25519 keys, in PEM files that only their user can read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.errors import SignatureError, StorageError, ToolchainError, install_command
-from nvgemm_runtime.installed.policy import key_id
-from nvgemm_runtime.installed.signatures import Signature, Subject
+from nvgemm_runtime.installed.signatures import Signature, Subject, key_id
 from nvgemm_runtime.settings import SIGNING_KEY_VARIABLE
 
-from .files import make_directories
+from .files import make_directories, read_start, remove_file, space_hint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -58,20 +57,21 @@ def read_key(path: Path) -> SigningKey:
         ToolchainError: If the package cryptography is missing.
     """
     ed25519, serialization = _libraries()
+    from cryptography.exceptions import UnsupportedAlgorithm
+
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(_MAX_BYTES)
-    except OSError as error:
-        raise SignatureError(f"private key {path}: cannot read: {error.strerror}") from None
-    if mode & 0o077:
+        refusal = _readable_by_others(path)
+        data = b"" if refusal else read_start(path, _MAX_BYTES)
+    except (OSError, StorageError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SignatureError(
-            f"private key {path}: others can read it (mode {mode:04o}); replace the key, and run: "
-            f"chmod 600 on the new one"
-        )
+            f"private key {path}: cannot read: {reason}; make one: nvgemm-aot keygen"
+        ) from None
+    if refusal:
+        raise SignatureError(f"private key {path}: {refusal}")
     try:
         key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise SignatureError(
@@ -79,6 +79,22 @@ def read_key(path: Path) -> SigningKey:
             "nvgemm-aot keygen"
         )
     return SigningKey(key)
+
+
+def _readable_by_others(path: Path) -> str | None:
+    """Returns the reason that others can read a key, or None; ssh(1) has the same rule for a group.
+
+    A group may read the key of another user, such as root: secrets are mounted so.
+    """
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    refused = 0o077 if status.st_uid == os.geteuid() else 0o007
+    if not mode & refused:
+        return None
+    return (
+        f"others can read or write it (mode {mode:04o}), so it may be known; make another key, "
+        f"revoke this one, and keep the new file's mode at 0600"
+    )
 
 
 def make_key(path: Path) -> SigningKey:
@@ -101,11 +117,19 @@ def make_key(path: Path) -> SigningKey:
     except FileExistsError:
         raise StorageError(f"{path}: exists; a key is never replaced: name another file") from None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror}; {space_hint(error)}"
+        ) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        remove_file(path)  # half a key
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror}; {space_hint(error)}"
+        ) from None
     return SigningKey(key)
 
 

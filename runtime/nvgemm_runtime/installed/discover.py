@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
-from ..settings import BUNDLES_VARIABLE, printable_path
+from ..settings import BUNDLES_VARIABLE, POLICY_VARIABLE, printable_path
 from .ownership import writable_by_others
 
 ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
@@ -25,6 +25,9 @@ BUNDLE_SUFFIX = ".nvgemm"
 
 CONFIRMED_SUFFIX = ".confirmed.json"
 """Suffix of names of files with confirmations; see `bundle.confirmations`."""
+
+SIGNATURE_SUFFIX = ".sig"
+"""Suffix that a signature file adds to the name of the file that it signs."""
 
 _LEFT_BY_PIP = "~"
 """Prefix of directories left by an interrupted pip uninstall."""
@@ -124,6 +127,9 @@ class BundleFile:
         problem: Reason that it must not or cannot be opened, or None.
         requirement: Distribution and version as a pip requirement, if known.
         confirmed_files: Files with confirmations in the same distribution, unread.
+        is_refused: True if the policy is the problem.
+        checked_prefix: First bytes that the policy accepted, which the opened file must have; None
+            without a policy.
     """
 
     path: Path
@@ -131,13 +137,16 @@ class BundleFile:
     problem: str | None
     requirement: str | None = None
     confirmed_files: tuple[Path, ...] = ()
+    is_refused: bool = False
+    checked_prefix: bytes | None = None
 
 
 def find_bundles() -> tuple[BundleFile, ...]:
     """Finds every bundle named in NVGEMM_AOT_BUNDLES or installed, in this order.
 
     Each file comes once. A named file that others can write has that as its problem, because
-    loading a bundle runs its code. Installed wheels are next to code that runs anyway.
+    loading a bundle runs its code. Installed wheels are next to code that runs anyway. With a
+    policy, a bundle that it refuses has that as its problem, wherever it is.
     """
     installed = (
         BundleFile(
@@ -152,7 +161,11 @@ def find_bundles() -> tuple[BundleFile, ...]:
     files_by_path: dict[str, BundleFile] = {}
     for file in (*_named_bundles(), *installed):
         files_by_path.setdefault(os.path.realpath(file.path), file)
-    return tuple(files_by_path.values())
+    if not os.environ.get(POLICY_VARIABLE):
+        return tuple(files_by_path.values())
+    from .policy_checks import with_refusals  # not in processes without a policy
+
+    return with_refusals(files_by_path.values())
 
 
 def _named_bundles() -> Iterator[BundleFile]:

@@ -270,7 +270,7 @@ class _Reader:
         ]
         required = fields.get("required", "true")
         if required not in ("true", "false"):
-            self._fail("required", _described(required), "true or false")
+            self._fail("required", _shown(required), "true or false")
         return Policy(
             path=path,
             keys={key.id: key for key in keys},
@@ -296,8 +296,7 @@ class _Reader:
                 return datetime.date.fromisoformat(value)
         except ValueError:
             pass
-        shown = printable(repr(value)) if isinstance(value, str) else _described(value)
-        self._fail(where, shown, "a day, such as 2027-06-30")
+        self._fail(where, _shown(value), "a day, such as 2027-06-30")
 
     def _raw(self, text: Any, where: str) -> bytes:
         try:
@@ -332,6 +331,11 @@ class _Reader:
 
     def _fail(self, where: str, observed: str, allowed: str) -> NoReturn:
         raise SignatureError(f"policy {self._name}: {where}: {observed}; allowed: {allowed}")
+
+
+def _shown(value: Any) -> str:
+    """Returns a text that is no key, or describes another value."""
+    return printable(repr(value)) if value and isinstance(value, str) else _described(value)
 
 
 def _described(value: Any) -> str:

@@ -18,10 +18,8 @@ from typing import Any, NoReturn
 
 from ..errors import SignatureError, StorageError, install_command
 from ..settings import printable_path
+from .discover import SIGNATURE_SUFFIX
 from .regular_files import read_regular
-
-SIGNATURE_SUFFIX = ".sig"
-"""Suffix that a signature file adds to the name of the file that it signs."""
 
 MAX_FILE_BYTES = 64 << 10
 """Largest signature file: some 300 signatures."""
@@ -36,7 +34,7 @@ FORMAT, VERSION = "nvgemm-aot signatures", 1
 
 _CONTEXT = "nvgemm-aot signature 1"
 
-_NEXT_STEP = "remove it, and sign again: nvgemm-aot sign"
+_NEXT_STEP = "sign again: nvgemm-aot sign"
 
 
 @dataclass(frozen=True, kw_only=True)

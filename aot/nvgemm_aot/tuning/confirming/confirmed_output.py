@@ -17,7 +17,8 @@ from nvgemm_runtime.installed.confirmed_files import confirmed_directory, confir
 from nvgemm_runtime.installed.ownership import writable_by_others
 from nvgemm_runtime.settings import CONFIRMED_VARIABLE
 
-from ...storage.files import require_writable, write_atomic
+from ...storage.files import require_writable
+from ...storage.signed_files import write_signable
 from .confirm_kernels import Confirmed
 
 
@@ -80,7 +81,7 @@ def write_confirmations(
         name = confirmed_name(confirmations.gpu, conditions.torch, conditions.cuda)
         path = confirmed_directory().absolute() / name
         confirmations = _with_earlier(confirmations, path, rejected)
-    write_atomic(path, encode_confirmations(confirmations))
+    write_signable(path, encode_confirmations(confirmations))
     return path
 
 
