@@ -14,14 +14,19 @@ from nvgemm_runtime.bundle.confirmations import (
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.errors import PackagingError, StorageError
 from nvgemm_runtime.installed.confirmed_files import confirmed_name
+from nvgemm_runtime.installed.signatures import SIGNATURE_SUFFIX, file_subject
 
 from ..storage.files import open_regular
+from .packed_signatures import encoded_signatures
 
 
 def confirmed_contents(paths: Sequence[Path], headers: Sequence[Header]) -> dict[str, bytes]:
     """Returns the bytes of files with confirmations, by name inside a wheel's package, sorted.
 
+    Signature files are among them.
+
     Raises:
+        SignatureError: If a signature is for other content, or the policy refuses a file.
         PackagingError: If a file confirms no kernel of the bundles, or two files are for the same
             GPU product, minor torch version and CUDA version.
         RankingsError: If a file breaks a rule of its format.
@@ -46,6 +51,9 @@ def confirmed_contents(paths: Sequence[Path], headers: Sequence[Header]) -> dict
                 f"CUDA {conditions.cuda}, at most 1 is allowed; leave one out"
             )
         contents[name] = encode_confirmations(confirmations)
+        signatures = encoded_signatures(path, file_subject(contents[name]))
+        if signatures is not None:
+            contents[f"{name}{SIGNATURE_SUFFIX}"] = signatures
     return dict(sorted(contents.items()))
 
 

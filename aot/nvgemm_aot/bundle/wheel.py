@@ -31,6 +31,7 @@ from nvgemm_runtime.installed.discover import (
 
 from ..storage.files import space_hint, write_atomic
 from .confirmed_contents import confirmed_contents
+from .packed_signatures import packed_signatures
 from .sbom import RUNTIME, BundledFile, render_sbom
 from .wheel_description import cuda_versions, fill_template, read_template, render_description
 
@@ -125,6 +126,8 @@ def encode_wheel(
 ) -> tuple[str, bytes]:
     """Packs bundles, one per target, into a wheel; equal bundles in any order give equal bytes.
 
+    Signature files beside them are packed too.
+
     Args:
         bundles: Bundle files.
         name: Suffix of the distribution's name after ``nvgemm-kernels-``; normalised.
@@ -143,6 +146,7 @@ def encode_wheel(
             kernel or each other, or the wheel exceeds `MAX_WHEEL_BYTES`.
         BundleFormatError: If a bundle breaks a rule of the format.
         RankingsError: If a file with confirmations breaks a rule of its format.
+        SignatureError: If a file's signature is for other content, or the policy refuses it.
         StorageError: If a file cannot be read.
     """
     identity = identify(name, version)
@@ -154,6 +158,7 @@ def encode_wheel(
     line = _summary_line(summary, headers)
     files = _wheel_files(identity, contents, tag, line)
     beside = {f"{identity.package}/{inner}": text for inner, text in confirmed_files.items()}
+    beside |= packed_signatures(bundles, {inner: data for inner, (_, data) in contents.items()})
     data = encode_archive(filename, {**beside, **files})
     _check_size(len(data), len(contents))
     return filename, data

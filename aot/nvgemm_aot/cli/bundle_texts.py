@@ -12,6 +12,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 
+from .signing.signed_by import signatures_text
 from .terminal.printing import count_text, size_text, table, us_text
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def bundle_text(document: Document) -> str:
         ["ranked for", ", ".join(document["products"]) or "no GPU"],
         ["format version", document["format_version"]],
         ["generator", document["generator"]],
+        ["signatures", signatures_text(document)],
         *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
         ["file", size_text(document["bytes"])],
         ["dictionary", size_text(document["dictionary_bytes"])],

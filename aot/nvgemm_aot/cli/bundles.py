@@ -10,7 +10,14 @@ import click
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    NvgemmError,
+    SignatureError,
+    StorageError,
+    VerificationError,
+)
+from nvgemm_runtime.installed.signatures import bundle_subject
 
 from .build.packing import prepare_wheels, wheel_lines, write_wheels
 from .bundle_texts import (
@@ -21,6 +28,7 @@ from .bundle_texts import (
     installed_text,
     verification_text,
 )
+from .signing.signed_by import signatures_document, signatures_text
 from .terminal.printing import (
     count_text,
     print_result,
@@ -73,7 +81,7 @@ def wheel(
 @click.argument("bundle", type=ANY_PATH)
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain.
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain, and who signed it.
 
     BUNDLE may also be a wheel, or a directory of either: each is shown; --json prints a list.
     """
@@ -82,7 +90,15 @@ def inspect(bundle: Path, as_json: bool) -> None:
     documents = []
     for entry in find_bundles(bundle):
         with entry.named_in_errors(), Bundle(entry.file) as opened:
-            documents.append({**bundle_document(opened), "path": entry.name})
+            documents.append(
+                {
+                    **bundle_document(opened),
+                    **signatures_document(
+                        entry.file, bundle_subject(opened.prefix), name=entry.name
+                    ),
+                    "path": entry.name,
+                }
+            )
     if bundle.is_dir() or bundle.suffix == ".whl":
         print_result(
             documents, lambda listed: "\n\n".join(map(bundle_text, listed)), as_json=as_json
@@ -112,7 +128,8 @@ def verify(
     dist/*.whl includes, is skipped.
 
     The exit status is 0 if all bundles are good. If one is bad, the status tells its fault: 16 if
-    it cannot be read, 20 if it breaks its format, 21 for a finding. If several are bad, it is 21.
+    it cannot be read, 20 if it breaks its format, 21 for a finding, 28 for a signature of other
+    content, or if $NVGEMM_AOT_POLICY refuses it. If several are bad, it is 21.
     """
     from ..pipeline.compiler_limits import default_jobs
     from ..workload.find_bundles import find_bundles, without_runtime
@@ -134,11 +151,14 @@ def verify(
                 except (BundleFormatError, StorageError) as error:
                     add_failure(bundle.name, error)
                     continue
-                documents.append(report.to_json())
-                texts.append(verification_text(report))
+                signed = _signatures(bundle)
+                documents.append({**report.to_json(), **signed})
+                texts.append(f"{verification_text(report)}\n{signatures_text(signed)}")
                 if not report.ok:
                     count = count_text(len(report.findings), "finding")
                     failed.append(VerificationError(f"{bundle.name}: {count}"))
+                elif signed["refusal"] is not None:
+                    failed.append(SignatureError(signed["refusal"]))
         except StorageError as error:
             add_failure(str(path), error)
     print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
@@ -157,6 +177,11 @@ def _verify(bundle: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
     with bundle.named_in_errors(), report_progress("Verifying") as progress:
         report = verify_bundle(bundle.file, disassemble=disassemble, jobs=jobs, progress=progress)
     return replace(report, path=Path(bundle.name))
+
+
+def _signatures(bundle: NamedBundle) -> Document:
+    with Bundle(bundle.file) as opened:
+        return signatures_document(bundle.file, bundle_subject(opened.prefix), name=bundle.name)
 
 
 @click.command(name="list")

@@ -21,12 +21,13 @@ from .cache import cache
 from .coverage.command import coverage
 from .doctor.command import doctor
 from .emulate.command import emulate
-from .explain import explain
 from .manifest import manifest, schema
+from .programs.explain import explain
+from .programs.record import record
 from .rankings.command import rankings
 from .rankings.confirm import confirm
 from .rankings.tune import tune
-from .record import record
+from .signing.command import keygen, sign
 from .terminal import interrupts, output
 
 _log = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def main(verbose: int) -> None:
 
 
 for _command in (
-    build, cache, confirm, coverage, doctor, emulate, explain, inspect, list_, manifest, rankings,
-    record, schema, tune, verify, wheel,
+    build, cache, confirm, coverage, doctor, emulate, explain, inspect, keygen, list_, manifest,
+    rankings, record, schema, sign, tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

@@ -22,12 +22,17 @@ _MAX_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key in memory. Its text form shows only the public key's id."""
+    """A private key in memory. Its text form shows only the public key."""
 
     _key: Ed25519PrivateKey
 
     def __repr__(self) -> str:
-        return f"SigningKey({key_id(self.public)[:12]})"
+        return f"SigningKey({self.id})"
+
+    @property
+    def id(self) -> str:
+        """The public key in base64, as policies name it."""
+        return key_id(self.public)
 
     @property
     def public(self) -> bytes:
@@ -36,7 +41,7 @@ class SigningKey:
 
     def sign(self, subject: Subject) -> Signature:
         """Signs a subject."""
-        return Signature(key_id=key_id(self.public), value=self._key.sign(subject.message))
+        return Signature(key_id=self.id, value=self._key.sign(subject.message))
 
 
 def environment_key() -> SigningKey | None:

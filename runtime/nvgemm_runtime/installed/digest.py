@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ..errors import StorageError
 from ..settings import BUNDLES_VARIABLE, POLICY_VARIABLE
 from .confirmed_files import confirmed_directory, find_confirmed, read_bytes
-from .discover import SIGNATURE_SUFFIX, BundleFile, find_bundles
+from .discover import BundleFile, find_bundles
 
 _PREFIX_BYTES = 48
 """Size of `nvgemm_runtime.bundle.format.PREFIX`, which contains the digest of the header."""
@@ -98,6 +98,8 @@ def _modification_times(files: Iterable[BundleFile]) -> list[tuple[str, int]]:
     paths = [*named_paths, *_user_directory(), *sys.path, *(str(file.path) for file in files)]
     if policy := os.environ.get(POLICY_VARIABLE):
         # A file that is signed later counts from then on.
+        from .signatures import SIGNATURE_SUFFIX
+
         paths += [policy, *(f"{file.path}{SIGNATURE_SUFFIX}" for file in files)]
     return [(path, _modified_ns(path)) for path in paths]
 

@@ -7,10 +7,11 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
+from ..errors import SignatureError, StorageError
 from ..settings import BUNDLES_VARIABLE, POLICY_VARIABLE, printable_path
 from .ownership import writable_by_others
 
@@ -25,9 +26,6 @@ BUNDLE_SUFFIX = ".nvgemm"
 
 CONFIRMED_SUFFIX = ".confirmed.json"
 """Suffix of names of files with confirmations; see `bundle.confirmations`."""
-
-SIGNATURE_SUFFIX = ".sig"
-"""Suffix that a signature file adds to the name of the file that it signs."""
 
 _LEFT_BY_PIP = "~"
 """Prefix of directories left by an interrupted pip uninstall."""
@@ -163,9 +161,26 @@ def find_bundles() -> tuple[BundleFile, ...]:
         files_by_path.setdefault(os.path.realpath(file.path), file)
     if not os.environ.get(POLICY_VARIABLE):
         return tuple(files_by_path.values())
-    from .policy_checks import with_refusals  # not in processes without a policy
+    return tuple(
+        file if file.problem is not None else _checked(file) for file in files_by_path.values()
+    )
 
-    return with_refusals(files_by_path.values())
+
+def _checked(file: BundleFile) -> BundleFile:
+    """Returns a bundle with the policy's refusal as its problem, or with the accepted prefix."""
+    from .policy_checks import check_bundle  # not in processes without a policy
+    from .regular_files import read_regular
+    from .signatures import PREFIX_BYTES
+
+    try:
+        prefix = read_regular(file.path, PREFIX_BYTES)
+    except (OSError, StorageError):
+        return replace(file, checked_prefix=b"")  # opening it fails, and gives the reason
+    try:
+        check_bundle(file.path, prefix)
+    except SignatureError as error:
+        return replace(file, problem=str(error), is_refused=True)
+    return replace(file, checked_prefix=prefix)
 
 
 def _named_bundles() -> Iterator[BundleFile]:

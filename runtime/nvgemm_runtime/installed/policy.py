@@ -97,7 +97,7 @@ class Policy:
 
         Args:
             what: File or entry, for messages.
-            subject: What was signed.
+            subject: The signed subject.
             signatures: Its signatures; one that counts is enough.
             today: Day in UTC; by default this machine's.
 
@@ -144,7 +144,7 @@ class Policy:
             fault = f"the signature of key {key.name} is for another content"
         else:
             fault = None
-        return Verdict(key_id=id_, name=key and key.name, fault=fault)
+        return Verdict(key_id=id_, name=key.name if key else None, fault=fault)
 
     def _is_foreign(self, id_: str) -> bool:
         return id_ not in self.keys and id_ not in self.revoked
@@ -218,12 +218,12 @@ def _parse(name: str, data: bytes) -> Any:
 
     class Loader(yaml.BaseLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            if self.check_event(yaml.AliasEvent):
                 raise yaml.MarkedYAMLError(
                     problem="aliases are not allowed",
                     problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
                 )
-            return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+            return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
@@ -237,7 +237,7 @@ def _parse(name: str, data: bytes) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(data, Loader)  # noqa: S506
+        return yaml.load(data, Loader)
     except yaml.MarkedYAMLError as error:
         # Without the lines that the error quotes.
         mark = error.problem_mark
@@ -342,7 +342,7 @@ def _described(value: Any) -> str:
     """Describes a value without repeating it."""
     if isinstance(value, str):
         return f"a text of {len(value)} characters" if value else "nothing"
-    return {list: "a list", dict: "an object"}.get(type(value), "nothing")
+    return "a list" if isinstance(value, list) else "an object"
 
 
 _P = 2**255 - 19

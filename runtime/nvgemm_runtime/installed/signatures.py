@@ -18,8 +18,10 @@ from typing import Any, NoReturn
 
 from ..errors import SignatureError, StorageError, install_command
 from ..settings import printable_path
-from .discover import SIGNATURE_SUFFIX
 from .regular_files import read_regular
+
+SIGNATURE_SUFFIX = ".sig"
+"""Suffix that a signature file adds to the name of the file that it signs."""
 
 MAX_FILE_BYTES = 64 << 10
 """Largest signature file: some 300 signatures."""
@@ -39,7 +41,7 @@ _NEXT_STEP = "sign again: nvgemm-aot sign"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a signature vouches for.
+    """Content that a signature vouches for.
 
     Attributes:
         kind: ``bundle``, ``file`` or ``cache entry``.

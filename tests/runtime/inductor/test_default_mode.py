@@ -895,7 +895,7 @@ def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> N
 def test_events_say_that_a_gemm_is_dispatched(
     inductor: InductorSession, bundles: Bundles, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.cli.programs.explain import explain_text
     from nvgemm_aot.workload.decisions import collect
 
     inductor.use(bundles.measured())
@@ -943,7 +943,7 @@ Events = Callable[[], list[dict[str, Any]]]
 
 
 def explained(events: Events) -> str:
-    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.cli.programs.explain import explain_text
     from nvgemm_aot.workload.decisions import collect
 
     return explain_text(

@@ -12,9 +12,15 @@ from nvgemm_runtime.bundle.confirmations import (
     decode_confirmations,
     encode_confirmations,
 )
-from nvgemm_runtime.errors import RankingsError, StorageError, TuningError
+from nvgemm_runtime.errors import (
+    RankingsError,
+    SignatureError,
+    StorageError,
+    TuningError,
+)
 from nvgemm_runtime.installed.confirmed_files import confirmed_directory, confirmed_name
 from nvgemm_runtime.installed.ownership import writable_by_others
+from nvgemm_runtime.installed.policy_checks import check_file
 from nvgemm_runtime.settings import CONFIRMED_VARIABLE
 
 from ...storage.files import require_writable
@@ -89,9 +95,11 @@ def _with_earlier(
     confirmations: Confirmations, path: Path, rejected: Collection[str]
 ) -> Confirmations:
     try:
-        earlier = decode_confirmations(path.read_bytes(), str(path))
-    except (OSError, RankingsError):
-        return confirmations  # there is none, or a damaged one, which is replaced
+        data = path.read_bytes()
+        check_file(path, data)  # what is signed from now on must have counted
+        earlier = decode_confirmations(data, str(path))
+    except (OSError, RankingsError, SignatureError):
+        return confirmations  # there is none, or one that does not count, which is replaced
     problems = {
         key: times
         for key, times in earlier.problems.items()
