@@ -48,7 +48,7 @@ def packed_signatures(bundles: Sequence[Path], contents: Mapping[str, bytes]) ->
                 "bundles that are packed: nvgemm-aot sign"
             )
         packed[f"{inner}{SIGNATURE_SUFFIX}"] = signatures
-    return packed
+    return dict(sorted(packed.items()))
 
 
 def encoded_signatures(path: Path, subject: Subject) -> bytes | None:
