@@ -107,17 +107,23 @@ class Policy:
         Raises:
             SignatureError: If no signature counts, with the reason for each.
         """
-        verdicts = self.judge(subject, signatures, today=today)
+        day = today or utc_today()
+        verdicts = self.judge(subject, signatures, today=day)
         for verdict in verdicts:
             if verdict.fault is None:
                 return verdict.name
         if not self.is_required and all(self._is_foreign(one.key_id) for one in signatures):
             return None
         observed = "; ".join(str(one.fault) for one in verdicts) or "it has no signature"
-        names = ", ".join(key.name for key in self.keys.values()) or "its keys (it has none)"
+        usable = [
+            key.name
+            for key in self.keys.values()
+            if key.id not in self.revoked and (key.until is None or day <= key.until)
+        ]
         raise SignatureError(
-            f"{what}: no key of the policy {printable_path(self.path)} signed it: {observed}; "
-            f"sign it with one of {names}: nvgemm-aot sign"
+            f"{what}: no key that counts in the policy {printable_path(self.path)} signed it: "
+            f"{observed}; sign it with "
+            + (f"{' or '.join(usable)}: nvgemm-aot sign" if usable else "a key added to the policy")
         )
 
     def judge(
@@ -314,7 +320,7 @@ class _Reader:
     def _fields(
         self, value: Any, where: str, needed: set[str], optional: set[str]
     ) -> dict[str, Any]:
-        allowed = f"members {', '.join(sorted(needed))}; optional {', '.join(sorted(optional))}"
+        allowed = f"{', '.join(sorted(needed))}, and optionally {', '.join(sorted(optional))}"
         if not isinstance(value, dict):
             self._fail(where, _described(value), allowed)
         for name in sorted(needed - value.keys()):
@@ -340,8 +346,10 @@ def _shown(value: Any) -> str:
 
 def _described(value: Any) -> str:
     """Describes a value without repeating it."""
+    if value in (None, ""):
+        return "nothing"
     if isinstance(value, str):
-        return f"a text of {len(value)} characters" if value else "nothing"
+        return f"a text of {len(value)} characters"
     return "a list" if isinstance(value, list) else "an object"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import SignatureError, count_text
 from nvgemm_runtime.installed.jit_cache import JIT_ORIGIN
-from nvgemm_runtime.installed.policy import Policy, PolicyKey, utc_today
+from nvgemm_runtime.installed.policy import Policy, utc_today
 from nvgemm_runtime.installed.registry import FoundBundle
 from nvgemm_runtime.installed.signatures import bundle_subject, read_signatures
 from nvgemm_runtime.settings import printable_path
@@ -75,4 +75,4 @@ def signer(policy: Policy | None, entry: FoundBundle) -> str | None:
         name = policy.check(str(entry.path), bundle_subject(entry.bundle.prefix), signatures)
     except SignatureError as error:
         return str(error)  # changed since it was opened
-    return f"signed by {name}" if name else "not signed by a key of the policy: accepted for now"
+    return f"signed by {name}" if name else "not signed by a key of the policy, which accepts that"
