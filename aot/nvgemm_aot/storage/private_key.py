@@ -118,13 +118,14 @@ def make_key(path: Path) -> SigningKey:
     )
     try:
         make_directories(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise StorageError(f"{path}: exists; a key is never replaced: name another file") from None
     except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be written: {error.strerror}; {space_hint(error)}"
-        ) from None
+        raise _unwritable(path, error) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -132,10 +133,12 @@ def make_key(path: Path) -> SigningKey:
             os.fsync(file.fileno())
     except OSError as error:
         remove_file(path)  # half a key
-        raise StorageError(
-            f"{path}: cannot be written: {error.strerror}; {space_hint(error)}"
-        ) from None
+        raise _unwritable(path, error) from None
     return SigningKey(key)
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot be written: {error.strerror}; {space_hint(error)}")
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -282,13 +282,15 @@ def test_the_environment_names_the_policy(
     assert current_policy() is None
     path = set_policy(monkeypatch, tmp_path / "policy.yaml", {"ci": ci})
     first = current_policy()
-    assert first is not None and [*first.keys] == [ci.id]
+    assert first is not None
+    assert [*first.keys] == [ci.id]
     assert current_policy() is first
     replacement = tmp_path / "new.yaml"
     replacement.write_text(policy_text({"other": other}))
     replacement.replace(path)
     second = current_policy()
-    assert second is not None and [*second.keys] == [other.id]
+    assert second is not None
+    assert [*second.keys] == [other.id]
 
 
 def test_without_cryptography_nothing_signed_counts(

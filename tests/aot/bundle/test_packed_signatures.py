@@ -1,0 +1,76 @@
+"""Signature files in wheels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from nvgemm_aot.bundle.wheel import encode_wheel
+from nvgemm_aot.storage.private_key import SigningKey
+from nvgemm_runtime.errors import SignatureError
+from nvgemm_runtime.installed.signatures import signature_path
+from signing_keys import new_key, set_policy, sign_bundle, sign_content
+from synthetic_bundles import write_synthetic_bundle
+
+PACKAGE = "nvgemm_kernels_demo"
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> SigningKey:
+    return new_key(tmp_path, "key")
+
+
+@pytest.fixture
+def bundles(tmp_path: Path, key: SigningKey) -> list[Path]:
+    archs = ("sm_90a", "sm_100f")
+    paths = [write_synthetic_bundle(tmp_path / f"{arch}.nvgemm", arch) for arch in archs]
+    return [sign_bundle(path, key) for path in paths]
+
+
+def pack(bundles: list[Path]) -> bytes:
+    return encode_wheel(bundles, name="demo", version="1.0")[1]
+
+
+def test_each_bundle_keeps_its_signature(bundles: list[Path], tmp_path: Path) -> None:
+    data = pack(bundles)
+    assert pack(bundles[::-1]) == data, "in any order"
+    wheel = tmp_path / f"{PACKAGE}-1.0-py3-none-manylinux_2_28_x86_64.whl"
+    wheel.write_bytes(data)
+    with ZipFile(wheel) as archive:
+        record = archive.read(f"{PACKAGE}-1.0.dist-info/RECORD").decode()
+        for path in bundles:
+            inner = f"{PACKAGE}/{path.stem}-linux_x86_64-cu13.nvgemm.sig"
+            assert archive.read(inner) == signature_path(path).read_bytes()
+            assert f"{inner},sha256=" in record
+    for tool in ("check_wheel_contents", "twine check --strict"):
+        command = [sys.executable, "-m", *tool.split(), str(wheel)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_unsigned_bundles_are_packed_as_before(bundles: list[Path]) -> None:
+    signature_path(bundles[0]).unlink()
+    one_signed = pack(bundles)
+    signature_path(bundles[1]).unlink()
+    none_signed = pack(bundles)
+    assert one_signed.count(b".sig") > none_signed.count(b".sig") == 0
+
+
+def test_signatures_of_other_content_are_not_packed(bundles: list[Path], key: SigningKey) -> None:
+    sign_content(bundles[0], key)
+    with pytest.raises(SignatureError, match=r"sm_90a\.nvgemm: the signature of key .* is for ano"):
+        pack(bundles)
+
+
+def test_the_policy_holds_for_what_is_packed(
+    bundles: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: SigningKey
+) -> None:
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"key": key})
+    pack(bundles)
+    signature_path(bundles[0]).unlink()
+    with pytest.raises(SignatureError, match=r"sm_90a\.nvgemm: no key .* it has no signature"):
+        pack(bundles)
