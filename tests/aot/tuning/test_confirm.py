@@ -33,6 +33,8 @@ from nvgemm_runtime.bundle.ranking_entries import Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, RankingsError, TuningError
 from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.installed.signatures import file_subject, read_signatures, signature_path
+from signing_keys import new_key, set_policy, sign_content
 from tuning_bench import DictatedTimer, DictatedWatch, Sleeper, bench
 
 BUSY = GpuState(utilization_percent=50, slowdowns=())
@@ -250,6 +252,38 @@ def test_the_command_prints_json_and_writes_elsewhere(command: Command, tmp_path
     assert len(document["used"]) == 4
     assert document["problems"].keys() == read_confirmations(out).problems.keys()
     assert not user_file().exists()
+
+
+def test_the_command_signs_what_it_writes(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key(tmp_path, "ci")
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"ci": key})
+    result = command()
+    assert result.exit_code == 0
+    assert f"{user_file()}: no key that counts in the policy" in result.stderr
+    monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", str(tmp_path / "ci.pem"))
+    result = command()
+    assert (result.exit_code, "no key that counts" in result.stderr) == (0, False)
+    (signature,) = read_signatures(user_file())
+    assert signature.is_for(file_subject(user_file().read_bytes()))
+
+
+def test_times_that_the_policy_refuses_do_not_stay(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmations = confirm_by(TIMES, elsewhere).confirmations
+    write_confirmations(confirmations, None)
+    first, *_ = confirmations.problems
+    now = replace(confirmations, problems={first: confirmations.problems[first]})
+    key = new_key(tmp_path, "ci")
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"ci": key})
+    sign_content(user_file(), key)
+    write_confirmations(now, None)
+    assert len(read_confirmations(user_file()).problems) == len(confirmations.problems)
+    signature_path(user_file()).unlink(missing_ok=True)
+    write_confirmations(now, None)
+    assert [*read_confirmations(user_file()).problems] == [first]
 
 
 def test_the_command_refuses_another_suffix(command: Command, tmp_path: Path) -> None:

@@ -117,8 +117,7 @@ def build(
     from ...pipeline.compile_shard import compile_shard
     from ...pipeline.unserved import require_served
     from ...storage.build_cache import Cache, default_directory
-    from ...storage.private_key import environment_key
-    from ..signing.written import sign_written
+    from ..signing.written import output_key, sign_written
 
     if rejections and not dry_run:
         raise click.UsageError("--rejections needs --dry-run")
@@ -132,7 +131,7 @@ def build(
     files = _user_files(rankings)
     measured = None if estimates_only else _measurements(declared, files)
     cache = Cache(cache_dir or default_directory())
-    key = environment_key()
+    key = output_key()
     if shard:
         with report_progress("Compiling") as report, keep_stdout():
             compiled = compile_shard(

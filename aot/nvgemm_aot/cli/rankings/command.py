@@ -42,10 +42,9 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
 
     from ...rankings.export import export as export_headers
     from ...rankings.file import write_rankings
-    from ...storage.private_key import environment_key
-    from ..signing.written import sign_written
+    from ..signing.written import output_key, sign_written
 
-    key = environment_key()
+    key = output_key()
     headers = []
     for path in bundles:
         with Bundle(path) as bundle:
@@ -77,10 +76,9 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     from ...rankings.entries import merge as merge_rankings
     from ...rankings.file import write_rankings
     from ...rankings.shipped_rankings import read_named
-    from ...storage.private_key import environment_key
-    from ..signing.written import sign_written
+    from ..signing.written import output_key, sign_written
 
-    key = environment_key()
+    key = output_key()
     parts = [read_named(path) for path in files]
     merged = merge_rankings(parts)
     write_rankings(out, merged)

@@ -66,18 +66,17 @@ def confirm(
     them, or torch, changes. For other machines, pack the file: nvgemm-aot wheel --confirmed.
     If $NVGEMM_AOT_SIGNING_KEY is set, the file is signed.
     """
-    from ...storage.private_key import environment_key
     from ...tuning.confirming import confirm_watched
     from ...tuning.confirming.confirmed_output import (
         refuse_uncounted,
         refuse_unread,
         write_confirmations,
     )
-    from ..signing.written import sign_written
+    from ..signing.written import output_key, sign_written
 
     if out is not None and not out.name.endswith(CONFIRMED_SUFFIX):
         raise click.UsageError(f"{out}: the file is named NAME{CONFIRMED_SUFFIX}")
-    key = environment_key()
+    key = output_key()
     if out is None:
         refuse_unread()
     try:

@@ -143,13 +143,12 @@ def tune(
     the measuring process is killed, and another continues. If $NVGEMM_AOT_SIGNING_KEY is set, OUT
     is signed.
     """
-    from ...storage.private_key import environment_key
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
     from ...tuning.several_gpus import tune_on, visible_gpus
     from ...tuning.state import state_path
     from ...tuning.tune_bundles import TuningOptions
-    from ..signing.written import sign_written
+    from ..signing.written import output_key, sign_written
 
     if out.suffix != BUNDLE_SUFFIX:
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
@@ -179,7 +178,7 @@ def tune(
         repeats=not no_repeat,
         shard=shard,
     )
-    key = environment_key()
+    key = output_key()
     try:
         with (
             _sigterm_interrupts(),

@@ -26,7 +26,7 @@ from nvgemm_runtime.installed.signatures import (
 from ...rankings.file import FORMAT as RANKINGS
 from ...rankings.file import MOST_BYTES, decode
 from ...storage.files import open_regular
-from ...storage.private_key import SigningKey
+from ...storage.private_key import SigningKey, environment_key
 from ...storage.signed_files import sign_file
 from .signed_by import signatures_document
 
@@ -56,6 +56,17 @@ def sign_files(paths: Sequence[Path], key: SigningKey) -> list[Document]:
             }
         )
     return documents
+
+
+def output_key() -> SigningKey | None:
+    """Returns the key that signs a command's output, before the command does its work.
+
+    Raises:
+        SignatureError: If the environment's key or policy cannot be used.
+        ToolchainError: If there is a key, and the package cryptography is missing.
+    """
+    current_policy()
+    return environment_key()
 
 
 def sign_written(paths: Iterable[Path], key: SigningKey | None) -> None:
