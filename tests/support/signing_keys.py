@@ -30,9 +30,9 @@ def policy_text(
     """A policy with these keys by name."""
     lines = ["keys:"] if keys else ["keys: []"]
     for name, key in keys.items():
-        lines += [f"  - name: {name}", f"    ed25519: {key.id}"]
+        lines += [f"  - name: {name}", f"    ed25519: {key.public_text}"]
         lines += [f"    until: {until[name]}"] if until and name in until else []
-    lines += ["revoked:", *(f"  - {key.id}" for key in revoked)] if revoked else []
+    lines += ["revoked:", *(f"  - {key.public_text}" for key in revoked)] if revoked else []
     lines += [] if required is None else [f"required: {str(required).lower()}"]
     return "\n".join([*lines, ""])
 

@@ -64,7 +64,7 @@ def encoded_signatures(path: Path, subject: Subject) -> bytes | None:
     for signature in signatures:
         if not signature.is_for(subject):
             raise SignatureError(
-                f"{path}: the signature of key {signature.key_id} is for another content, and no "
-                "process would accept it; sign again: nvgemm-aot sign"
+                f"{path}: the signature of key {signature.public_text} is for another content, "
+                "and no process would accept it; sign again: nvgemm-aot sign"
             )
     return encode_signatures(signatures) if signatures else None

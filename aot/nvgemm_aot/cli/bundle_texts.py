@@ -121,7 +121,7 @@ def _by_extents(extents: Sequence[int]) -> str:
 
 
 def bundle_text(document: Document) -> str:
-    """Renders a bundle: facts, kernels, and problems with their ranking."""
+    """Renders a bundle: facts, who signed it if that is known, kernels, and ranked problems."""
     kernels, unknown = document["kernels"], document["unknown_kernels"]
     count = len(kernels) + len(unknown)
     counts = Counter(kernel["signature"] for kernel in kernels)
@@ -132,7 +132,7 @@ def bundle_text(document: Document) -> str:
         ["ranked for", ", ".join(document["products"]) or "no GPU"],
         ["format version", document["format_version"]],
         ["generator", document["generator"]],
-        ["signatures", signatures_text(document)],
+        *([["signatures", signatures_text(document)]] if "signatures" in document else []),
         *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
         ["file", size_text(document["bytes"])],
         ["dictionary", size_text(document["dictionary_bytes"])],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.errors import SignatureError, StorageError, ToolchainError, install_command
-from nvgemm_runtime.installed.signatures import Signature, Subject, key_id
+from nvgemm_runtime.installed.signatures import Signature, Subject, key_id, public_text
 from nvgemm_runtime.settings import SIGNING_KEY_VARIABLE
 
 from .files import make_directories, read_start, remove_file, space_hint
@@ -27,12 +27,17 @@ class SigningKey:
     _key: Ed25519PrivateKey
 
     def __repr__(self) -> str:
-        return f"SigningKey({self.id})"
+        return f"SigningKey({self.public_text})"
 
     @property
     def id(self) -> str:
-        """The public key in base64, as policies name it."""
+        """The public key in hex, as signatures name it."""
         return key_id(self.public)
+
+    @property
+    def public_text(self) -> str:
+        """The public key in base64, as policies name it."""
+        return public_text(self.public)
 
     @property
     def public(self) -> bytes:

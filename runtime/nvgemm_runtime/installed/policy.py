@@ -20,7 +20,9 @@ from ..errors import SignatureError, StorageError
 from ..settings import POLICY_VARIABLE, printable, printable_path
 from .ownership import writable_by_others
 from .regular_files import read_regular
-from .signatures import KEY_BYTES, Signature, Subject, key_id
+from .signatures import KEY_BYTES, Signature, Subject
+from .signatures import key_id as key_id
+from .signatures import public_text as public_text
 
 _MAX_POLICY_BYTES = 64 << 10
 _MAX_NAME_CHARACTERS = 80
@@ -45,7 +47,7 @@ class PolicyKey:
 
     @property
     def id(self) -> str:
-        """The raw key in base64."""
+        """The raw key in hex."""
         return key_id(self.raw)
 
     def days_left(self, day: datetime.date) -> int | None:
@@ -58,12 +60,12 @@ class Verdict:
     """A policy's verdict on a signature.
 
     Attributes:
-        key_id: The key that made it, as `signatures.key_id` writes it.
+        public: The key that made it, as `signatures.public_text` writes it.
         name: The key's name in the policy, or None.
         fault: Reason that it does not count, or None.
     """
 
-    key_id: str
+    public: str
     name: str | None
     fault: str | None
 
@@ -76,8 +78,7 @@ class Policy:
         path: The file.
         keys: Keys, by id.
         revoked: Ids of keys whose signatures never count.
-        is_required: True if what no key of the policy signed is refused. If false, only what has a
-            wrong signature is: for another content, or of a revoked or ended key.
+        is_required: True if what is unsigned is refused; false if only wrong signatures are.
     """
 
     path: Path
@@ -102,18 +103,18 @@ class Policy:
             today: Day in UTC; by default this machine's.
 
         Returns:
-            The name of the key, or None if no key of the policy signed it and none must.
+            The name of the key, or None if it is unsigned and need not be signed.
 
         Raises:
             SignatureError: If no signature counts, with the reason for each.
         """
+        if not signatures and not self.is_required:
+            return None
         day = today or utc_today()
         verdicts = self.judge(subject, signatures, today=day)
         for verdict in verdicts:
             if verdict.fault is None:
                 return verdict.name
-        if not self.is_required and all(self._is_foreign(one.key_id) for one in signatures):
-            return None
         observed = "; ".join(str(one.fault) for one in verdicts) or "it has no signature"
         usable = [
             key.name
@@ -139,21 +140,18 @@ class Policy:
 
     def _verdict(self, subject: Subject, signature: Signature, today: datetime.date) -> Verdict:
         id_ = signature.key_id
-        key = self.keys.get(id_)
+        key, shown = self.keys.get(id_), signature.public_text
         if id_ in self.revoked:
-            fault: str | None = f"key {key.name if key else id_} is revoked"
+            fault: str | None = f"key {key.name if key else shown} is revoked"
         elif key is None:
-            fault = f"key {id_} is not in the policy"
+            fault = f"key {shown} is not in the policy"
         elif key.until is not None and today > key.until:
             fault = f"key {key.name} counted until {key.until}, today is {today} (UTC)"
         elif not signature.is_for(subject):
             fault = f"the signature of key {key.name} is for another content"
         else:
             fault = None
-        return Verdict(key_id=id_, name=key.name if key else None, fault=fault)
-
-    def _is_foreign(self, id_: str) -> bool:
-        return id_ not in self.keys and id_ not in self.revoked
+        return Verdict(public=shown, name=key.name if key else None, fault=fault)
 
 
 def utc_today() -> datetime.date:
@@ -265,11 +263,13 @@ class _Reader:
             self._key(entry, f"keys[{index}]")
             for index, entry in enumerate(self._list(fields["keys"], "keys"))
         ]
-        for attribute in ("name", "id"):
-            values = [getattr(key, attribute) for key in keys]
+        for what, values in (
+            ("name", [key.name for key in keys]),
+            ("ed25519", [public_text(key.raw) for key in keys]),
+        ):
             twice = next((value for value in values if values.count(value) > 1), None)
             if twice is not None:
-                self._fail("keys", f"{attribute} {twice!r} stands twice", "each once")
+                self._fail("keys", f"{what} {twice!r} stands twice", "each once")
         revoked = [
             key_id(self._raw(text, f"revoked[{index}]"))
             for index, text in enumerate(self._list(fields.get("revoked", []), "revoked"))

@@ -32,9 +32,9 @@ KEY_BYTES, SIGNATURE_BYTES = 32, 64
 PREFIX_BYTES = 48
 """Size of a bundle's prefix, `nvgemm_runtime.bundle.format.PREFIX`."""
 
-FORMAT, VERSION = "nvgemm-aot signatures", 1
+FORMAT, VERSION = "signatures of nvgemm-aot", 1
 
-_CONTEXT = "nvgemm-aot signature 1"
+_CONTEXT = "signature 1 of nvgemm-aot"
 
 _NEXT_STEP = "sign again: nvgemm-aot sign"
 
@@ -62,12 +62,17 @@ class Signature:
     """A signature, and the key that made it.
 
     Attributes:
-        key_id: The raw public key in base64, as `key_id` writes it.
+        key_id: The raw public key in hex, as `key_id` writes it.
         value: 64 bytes.
     """
 
     key_id: str
     value: bytes
+
+    @property
+    def public_text(self) -> str:
+        """Its key, as `public_text` writes it."""
+        return public_text(bytes.fromhex(self.key_id))
 
     def is_for(self, subject: Subject) -> bool:
         """Returns True if its key signed ``subject``. Whether the key counts is a policy's matter.
@@ -83,7 +88,7 @@ class Signature:
                 f"signatures cannot be checked: {error}; {install_command('fleet')}"
             ) from None
         try:
-            key = Ed25519PublicKey.from_public_bytes(base64.b64decode(self.key_id))
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.key_id))
             key.verify(self.value, subject.message)
         except InvalidSignature:
             return False
@@ -93,7 +98,12 @@ class Signature:
 
 
 def key_id(raw: bytes) -> str:
-    """Returns a raw public key in base64: its name in policies, signature files and messages."""
+    """Returns a raw public key in hex, for comparisons."""
+    return raw.hex()
+
+
+def public_text(raw: bytes) -> str:
+    """Returns a raw public key in base64: its text in policies, signature files and messages."""
     return base64.b64encode(raw).decode()
 
 
@@ -128,8 +138,8 @@ def encode_signatures(signatures: Sequence[Signature]) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "signatures": [
-            {"key": one.key_id, "ed25519": base64.b64encode(one.value).decode()}
-            for one in sorted(signatures, key=lambda one: one.key_id)
+            {"key": one.public_text, "ed25519": base64.b64encode(one.value).decode()}
+            for one in sorted(signatures, key=lambda one: one.public_text)
         ],
     }
     return json.dumps(document, indent=1).encode() + b"\n"

@@ -86,7 +86,7 @@ def test_keygen_prints_what_a_policy_takes(directory: Path) -> None:
     assert json.loads(done("keygen", "b.pem", "--json").stdout) == {
         "path": "b.pem",
         "name": "b",
-        "ed25519": read_key(Path("b.pem")).id,
+        "ed25519": read_key(Path("b.pem")).public_text,
     }
 
 
@@ -95,7 +95,9 @@ def test_sign_signs_every_kind_of_file(
 ) -> None:
     write_rankings(Path("r.json"), rankings(entry({"a": 1000})))
     result = done("sign", bundle, "r.json", "--key", "ci.pem")
-    assert f"a.nvgemm.sig: written, signed by key {key.id}; no policy is set" in result.stdout
+    assert (
+        f"a.nvgemm.sig: written, signed by key {key.public_text}; no policy is set" in result.stdout
+    )
     set_policy(monkeypatch, directory / "policy.yaml", {"ci": key})
     monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", "ci.pem")
     before = signature_path(bundle).read_bytes()
@@ -116,8 +118,8 @@ def test_a_second_key_is_added_and_the_policy_judges_each(
     assert document["refusal"] is None
     by_key = {one["key"]: (one["name"], one["fault"]) for one in document["signatures"]}
     assert by_key == {
-        other.id: ("other", None),
-        key.id: (None, f"key {key.id} is not in the policy"),
+        other.public_text: ("other", None),
+        key.public_text: (None, f"key {key.public_text} is not in the policy"),
     }
 
 
@@ -208,7 +210,7 @@ def test_verify_refuses_what_the_policy_refuses(
     sign_content(built, key)
     code, _, error = verdict(built)
     assert code == 28
-    assert f"the signature of key {key.id} is for another content; sign again" in error
+    assert f"the signature of key {key.public_text} is for another content; sign again" in error
 
 
 def test_build_signs_before_it_packs(
@@ -221,7 +223,8 @@ def test_build_signs_before_it_packs(
     (wheel,) = Path("out").glob("nvgemm_kernels_some*.whl")
     packed = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".sig")]
     assert packed == ["nvgemm_kernels_some/sm_100f-linux_x86_64-cu13.nvgemm.sig"]
-    assert "refuses" not in result.stderr
+    assert f"nvgemm-aot: 1 file signed with key {key.public_text}\n" in result.stderr
+    assert "no key that counts" not in result.stderr
     signature_path(Path(BUILT)).unlink()
     assert "up to date" in done("build", "some.yaml", "-o", "out").stdout
     assert signers(BUILT) == [key.id]
@@ -275,7 +278,7 @@ def test_rankings_signed_by_nobody_known_are_refused(
     for arguments in refused:
         result = run(*arguments)
         assert result.exit_code == 28
-        assert f"key {other.id} is not in the policy" in result.stderr
+        assert f"key {other.public_text} is not in the policy" in result.stderr
     assert not Path("m.json").exists()
     assert not Path("out").exists()
     done("rankings", "show", "r.json")

@@ -72,7 +72,7 @@ def test_refuses_unknown_and_revoked_keys(
     tmp_path: Path, ci: SigningKey, other: SigningKey
 ) -> None:
     policy = read(tmp_path, policy_text({"ci": ci}))
-    assert f"key {other.id} is not in the policy" in reason(policy, other.sign(SUBJECT))
+    assert f"key {other.public_text} is not in the policy" in reason(policy, other.sign(SUBJECT))
     policy = read(tmp_path, policy_text({"ci": ci, "other": other}, revoked=(other,)))
     text = reason(policy, other.sign(SUBJECT))
     assert "key other is revoked; sign it with ci:" in text
@@ -117,7 +117,7 @@ def test_an_optional_policy_refuses_only_wrong_signatures(
     third = new_key(tmp_path, "third")
     policy = read(tmp_path, policy_text({"ci": ci}, revoked=(third,), required=False))
     assert policy.check("a", SUBJECT, []) is None
-    assert policy.check("a", SUBJECT, [other.sign(SUBJECT)]) is None
+    assert "not in the policy" in reason(policy, other.sign(SUBJECT))
     assert policy.check("a", SUBJECT, [ci.sign(SUBJECT)]) == "ci"
     assert "another content" in reason(policy, ci.sign(file_subject(b"")))
     assert "is revoked" in reason(policy, third.sign(SUBJECT))
@@ -165,7 +165,7 @@ def laughs() -> str:
         (f"keys: [{ENTRY}]\nrequired: yes", "required: 'yes'; allowed: true or false"),
         (f"keys: [{ENTRY}]\nrequired: [a]", "required: a list; allowed: true or false"),
         (f"keys: [{ENTRY}, {ENTRY}]", "keys: name 'a' stands twice"),
-        (f"keys: [{ENTRY}, {ENTRY.replace('a,', 'b,')}]", f"keys: id '{KEY}' stands twice"),
+        (f"keys: [{ENTRY}, {ENTRY.replace('a,', 'b,')}]", f"keys: ed25519 '{KEY}' stands twice"),
         (f"keys: [{{name: '', ed25519: {KEY}}}]", "keys[0].name: nothing; allowed: 1 to 80 print"),
         (f"keys: [{{name: {'n' * 81}, ed25519: {KEY}}}]", "keys[0].name: a text of 81 characters"),
         (f'keys: [{{name: "\\e[1m", ed25519: {KEY}}}]', "keys[0].name: a text of 4 characters"),

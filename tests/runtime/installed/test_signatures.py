@@ -38,9 +38,9 @@ def key(tmp_path: Path) -> SigningKey:
 
 def test_signs_these_bytes() -> None:
     digest = hashlib.sha256(b"p").hexdigest().encode()
-    assert bundle_subject(b"p").message == b"nvgemm-aot signature 1\nbundle\n" + digest
-    assert file_subject(b"p").message == b"nvgemm-aot signature 1\nfile\n" + digest
-    assert entry_subject("k", "d").message == b"nvgemm-aot signature 1\ncache entry\nk\nd"
+    assert bundle_subject(b"p").message == b"signature 1 of nvgemm-aot\nbundle\n" + digest
+    assert file_subject(b"p").message == b"signature 1 of nvgemm-aot\nfile\n" + digest
+    assert entry_subject("k", "d").message == b"signature 1 of nvgemm-aot\ncache entry\nk\nd"
     assert PREFIX.size == PREFIX_BYTES
 
 
@@ -52,11 +52,12 @@ def test_a_known_key_makes_a_known_signature() -> None:
     key = SigningKey(Ed25519PrivateKey.from_private_bytes(private))
     public = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
     assert key.public == public
-    assert key.id == base64.b64encode(public).decode()
+    assert key.id == public.hex()
+    assert key.public_text == base64.b64encode(public).decode()
     assert key.sign(SUBJECT) == key.sign(SUBJECT), "deterministic"
     assert key.sign(SUBJECT).is_for(SUBJECT)
     assert not key.sign(SUBJECT).is_for(file_subject(b"other"))
-    assert repr(key) == f"SigningKey({key.id})"
+    assert repr(key) == f"SigningKey({key.public_text})"
 
 
 def test_reads_what_it_writes_sorted_by_key(tmp_path: Path, key: SigningKey) -> None:
@@ -87,7 +88,7 @@ ENTRY = {
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"format": "other"}, "its format and version are not 'nvgemm-aot signatures' and 1"),
+        ({"format": "other"}, "its format and version are not 'signatures of nvgemm-aot' and 1"),
         ({"version": 2}, "its format and version are not"),
         ({"signatures": {}}, "signatures must be a list"),
         ({"signatures": [1]}, "signatures[0]: not a signature file: no member 'key'"),
@@ -155,5 +156,20 @@ def test_pipes_and_directories_are_refused_without_waiting(tmp_path: Path) -> No
 
 def test_a_signature_by_no_point_of_the_curve_is_for_nothing() -> None:
     for raw in (bytes(32), b"\xff" * 32, b"\x02" + bytes(31)):
-        key_id = base64.b64encode(raw).decode()
-        assert not Signature(key_id=key_id, value=b"\x01" * 64).is_for(SUBJECT)
+        assert not Signature(key_id=raw.hex(), value=b"\x01" * 64).is_for(SUBJECT)
+
+
+def test_every_flipped_bit_changes_nothing_or_is_refused(key: SigningKey) -> None:
+    data = encode_signatures([key.sign(SUBJECT)])
+    for position in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            try:
+                signatures = decode_signatures(bytes(changed), "a.sig")
+            except SignatureError:
+                continue
+            assert all(one == key.sign(SUBJECT) or not one.is_for(SUBJECT) for one in signatures), (
+                position,
+                bit,
+            )

@@ -26,7 +26,7 @@ def keygen(out: Path, as_json: bool) -> None:
     """
     from ...storage.private_key import make_key
 
-    public = make_key(out).id
+    public = make_key(out).public_text
     print_result(
         {"path": str(out), "name": out.stem, "ed25519": public}, _key_text, as_json=as_json
     )

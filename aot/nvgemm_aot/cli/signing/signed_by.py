@@ -39,7 +39,7 @@ def signatures_document(path: Path, subject: Subject, *, name: str | None = None
         verdicts, refusal = (), str(error)
     return {
         "signatures": [
-            {"key": one.key_id, "name": one.name, "fault": one.fault} for one in verdicts
+            {"key": one.public, "name": one.name, "fault": one.fault} for one in verdicts
         ],
         "policy": policy and str(policy.path),
         "refusal": refusal,
@@ -53,7 +53,7 @@ def _judge(
         return policy.judge(subject, signatures)
     return tuple(
         Verdict(
-            key_id=signature.key_id,
+            public=signature.public_text,
             name=None,
             fault=None if signature.is_for(subject) else "it is for another content",
         )
@@ -79,7 +79,7 @@ def _refusal(
     if wrong is None:
         return None
     return (
-        f"{name}: the signature of key {wrong.key_id} is for another content; sign again: "
+        f"{name}: the signature of key {wrong.public} is for another content; sign again: "
         "nvgemm-aot sign"
     )
 

@@ -13,7 +13,7 @@ from nvgemm_runtime.bundle.confirmations import FORMAT_NAME as CONFIRMATIONS
 from nvgemm_runtime.bundle.confirmations import decode_confirmations
 from nvgemm_runtime.bundle.format import MAGIC
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import SignatureError, StorageError
+from nvgemm_runtime.errors import SignatureError, StorageError, count_text
 from nvgemm_runtime.installed.policy import current_policy
 from nvgemm_runtime.installed.signatures import (
     SIGNATURE_SUFFIX,
@@ -77,6 +77,8 @@ def sign_written(paths: Iterable[Path], key: SigningKey | None) -> None:
     written = list(paths)
     if key is not None:
         documents = sign_files(written, key)
+        count = count_text(len(written), "file")
+        click.echo(f"nvgemm-aot: {count} signed with key {key.public_text}", err=True)
     elif current_policy() is not None:
         documents = [
             signatures_document(path, subject)
