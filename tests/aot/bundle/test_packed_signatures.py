@@ -9,9 +9,15 @@ from zipfile import ZipFile
 
 import pytest
 
+from confirmed_kernels import confirmations_of
+from installed_bundles import install_wheels
 from nvgemm_aot.bundle.wheel import encode_wheel
 from nvgemm_aot.storage.private_key import SigningKey
+from nvgemm_runtime.bundle.confirmations import encode_confirmations
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SignatureError
+from nvgemm_runtime.installed import digest
+from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.installed.signatures import signature_path
 from signing_keys import new_key, set_policy, sign_bundle, sign_content
 from synthetic_bundles import write_synthetic_bundle
@@ -74,3 +80,40 @@ def test_the_policy_holds_for_what_is_packed(
     signature_path(bundles[0]).unlink()
     with pytest.raises(SignatureError, match=r"sm_90a\.nvgemm: no key .* it has no signature"):
         pack(bundles)
+
+
+def test_confirmations_keep_their_signature_and_count_where_installed(
+    bundles: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: SigningKey
+) -> None:
+    with Bundle(bundles[0]) as bundle:
+        (kernel,) = bundle.header.kernels
+    confirmed = tmp_path / "a.confirmed.json"
+    confirmed.write_bytes(encode_confirmations(confirmations_of(kernel.id)))
+    sign_content(confirmed, key)
+    name, data = encode_wheel(bundles, name="demo", version="1.0", confirmed=[confirmed])
+    (tmp_path / name).write_bytes(data)
+    install_wheels(monkeypatch, tmp_path / "site", tmp_path / name)
+    (installed,) = (tmp_path / "site" / PACKAGE).glob("*.confirmed.json")
+    assert signature_path(installed).read_bytes() == signature_path(confirmed).read_bytes()
+    monkeypatch.setenv("NVGEMM_AOT_CONFIRMED", str(tmp_path / "none"))
+    monkeypatch.delenv("NVGEMM_AOT_BUNDLES", raising=False)
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"key": key})
+    installation = Installation()
+    assert [found.problem for found in installation.shipped_bundles()] == [None, None]
+    assert [(one.path, one.problem) for one in installation.confirmed_files()] == [
+        (installed, None)
+    ]
+    digest.forget()
+
+
+def test_confirmations_that_were_changed_by_hand_are_not_packed(
+    bundles: list[Path], tmp_path: Path, key: SigningKey
+) -> None:
+    """A wheel holds them in canonical form, which another form's signature does not sign."""
+    with Bundle(bundles[0]) as bundle:
+        (kernel,) = bundle.header.kernels
+    confirmed = tmp_path / "a.confirmed.json"
+    confirmed.write_bytes(encode_confirmations(confirmations_of(kernel.id)) + b" ")
+    sign_content(confirmed, key)
+    with pytest.raises(SignatureError, match="is for another content"):
+        encode_wheel(bundles, name="demo", version="1.0", confirmed=[confirmed])

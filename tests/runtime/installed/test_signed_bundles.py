@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from confirmed_kernels import confirmations_of
 from forked_scripts import ForkedScripts, forked_scripts
 from installed_bundles import install_wheels
 from nvgemm_aot.bundle.wheel import encode_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.private_key import SigningKey
-from nvgemm_runtime.bundle.confirmations import (
-    Confirmations,
-    ConfirmedTimes,
-    encode_confirmations,
-)
-from nvgemm_runtime.bundle.ranking_entries import APART, Conditions, Timing
+from nvgemm_runtime.bundle.confirmations import encode_confirmations
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.installed import digest, discover, required
@@ -221,27 +217,6 @@ def test_a_bundle_that_cannot_be_read_keeps_its_own_reason(named: Path, policy: 
     assert "no key that counts" in str(found["b.nvgemm"])
 
 
-def confirmations() -> bytes:
-    times = ConfirmedTimes(
-        kernels={"a" * 64: Timing(time_ns=1000, spread_ns=1)},
-        aten=Timing(time_ns=2000, spread_ns=1),
-    )
-    return encode_confirmations(
-        Confirmations(
-            gpu="NVIDIA H200",
-            by="a test",
-            conditions=Conditions(
-                driver="580.95.05",
-                torch="2.11.0",
-                cuda="13.0",
-                date="2026-11-21",
-                launches=APART,
-            ),
-            problems={"mm/tn/bf16xbf16/fp32/bf16/m16n4096k4096": times},
-        )
-    )
-
-
 def test_unsigned_confirmations_are_left_out(
     named: Path, tmp_path: Path, ci: SigningKey, policy: Path
 ) -> None:
@@ -250,7 +225,7 @@ def test_unsigned_confirmations_are_left_out(
     own.mkdir()
     paths = [named / "n.confirmed.json", own / "o.confirmed.json"]
     for path in paths:
-        path.write_bytes(confirmations())
+        path.write_bytes(encode_confirmations(confirmations_of("a" * 64)))
     refused = Installation().confirmed_files()
     assert {file.path for file in refused} == {*paths}
     for file in refused:
@@ -259,7 +234,7 @@ def test_unsigned_confirmations_are_left_out(
     for path in paths:
         sign_content(path, ci)
     for file in Installation().confirmed_files():
-        assert (file.problem, file.data) == (None, confirmations())
+        assert (file.problem, file.data) == (None, encode_confirmations(confirmations_of("a" * 64)))
 
 
 def test_the_digest_follows_the_policy(
