@@ -26,6 +26,8 @@ from .signatures import public_text as public_text
 
 _MAX_POLICY_BYTES = 64 << 10
 _MAX_NAME_CHARACTERS = 80
+_MOST_FAULTS = 5
+"""Most signatures whose faults a message lists."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _MEMBER = re.compile(r"[a-z_]{1,20}")
@@ -115,7 +117,10 @@ class Policy:
         for verdict in verdicts:
             if verdict.fault is None:
                 return verdict.name
-        observed = "; ".join(str(one.fault) for one in verdicts) or "it has no signature"
+        faults = [str(one.fault) for one in verdicts[:_MOST_FAULTS]]
+        if len(verdicts) > _MOST_FAULTS:
+            faults.append(f"{len(verdicts) - _MOST_FAULTS} more signatures do not count either")
+        observed = "; ".join(faults) or "it has no signature"
         usable = [
             key.name
             for key in self.keys.values()

@@ -111,6 +111,14 @@ def test_refuses_a_signature_that_names_another_key(
     assert "is for another content" in reason(policy, Signature(key_id=ci.id, value=bytes(64)))
 
 
+def test_a_message_does_not_list_hundreds_of_signatures(tmp_path: Path, ci: SigningKey) -> None:
+    policy = read(tmp_path, policy_text({"ci": ci}))
+    many = [Signature(key_id=f"{number:064x}", value=bytes(64)) for number in range(300)]
+    text = reason(policy, *many)
+    assert text.count("is not in the policy") == 5
+    assert "295 more signatures do not count either" in text
+
+
 def test_an_optional_policy_refuses_only_wrong_signatures(
     tmp_path: Path, ci: SigningKey, other: SigningKey
 ) -> None:
