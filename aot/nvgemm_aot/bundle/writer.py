@@ -99,6 +99,7 @@ def _header_relative_to_body(
         imports=common,
         failures=tuple(failures),
         further_devices=content.further_devices,
+        part_of=content.part_of,
     )
 
 

@@ -16,7 +16,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError, install_command
 
 from .build.command import build
-from .bundles import inspect, list_, verify, wheel
+from .bundles.command import inspect, list_, verify, wheel
 from .cache import cache
 from .coverage.command import coverage
 from .doctor.command import doctor

@@ -12,8 +12,8 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
-from .build.packing import prepare_wheels, wheel_lines, write_wheels
-from .bundle_texts import (
+from ..build.packing import prepare_wheels, wheel_lines, write_wheels
+from ..bundle_texts import (
     Document,
     bundle_document,
     bundle_text,
@@ -21,16 +21,16 @@ from .bundle_texts import (
     installed_text,
     verification_text,
 )
-from .terminal.printing import (
+from ..terminal.printing import (
     count_text,
     print_result,
     report_progress,
 )
-from .terminal.shared_options import ANY_PATH, json_option, out_directory_option
+from ..terminal.shared_options import ANY_PATH, json_option, out_directory_option
 
 if TYPE_CHECKING:
-    from ..verify.bundle import Report
-    from ..workload.find_bundles import NamedBundle
+    from ...verify.bundle import Report
+    from ...workload.find_bundles import NamedBundle
 
 
 @click.command()
@@ -77,7 +77,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 
     BUNDLE may also be a wheel, or a directory of either: each is shown; --json prints a list.
     """
-    from ..workload.find_bundles import find_bundles
+    from ...workload.find_bundles import find_bundles
 
     documents = []
     for entry in find_bundles(bundle):
@@ -114,8 +114,8 @@ def verify(
     The exit status is 0 if all bundles are good. If one is bad, the status tells its fault: 16 if
     it cannot be read, 20 if it breaks its format, 21 for a finding. If several are bad, it is 21.
     """
-    from ..pipeline.compiler_limits import default_jobs
-    from ..workload.find_bundles import find_bundles, without_runtime
+    from ...pipeline.compiler_limits import default_jobs
+    from ...workload.find_bundles import find_bundles, without_runtime
 
     documents: list[Document] = []
     texts: list[str] = []
@@ -152,7 +152,7 @@ def verify(
 
 
 def _verify(bundle: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
-    from ..verify.bundle import verify_bundle
+    from ...verify.bundle import verify_bundle
 
     with bundle.named_in_errors(), report_progress("Verifying") as progress:
         report = verify_bundle(bundle.file, disassemble=disassemble, jobs=jobs, progress=progress)
