@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.confirmations import (
@@ -18,8 +19,27 @@ from nvgemm_runtime.installed.confirmed_files import confirmed_name
 from ..storage.files import open_regular
 
 
-def confirmed_contents(paths: Sequence[Path], headers: Sequence[Header]) -> dict[str, bytes]:
-    """Returns the bytes of files with confirmations, by name inside a wheel's package, sorted.
+@dataclass(frozen=True, kw_only=True)
+class ConfirmedContent:
+    """File with confirmations on its way into wheels.
+
+    Attributes:
+        data: The file's bytes.
+        kernels: Ids of the kernels that it confirms.
+    """
+
+    data: bytes
+    kernels: frozenset[str]
+
+    def confirms(self, headers: Sequence[Header]) -> bool:
+        """Returns True if it confirms a kernel of bundles."""
+        return any(kernel.id in self.kernels for header in headers for kernel in header.kernels)
+
+
+def confirmed_contents(
+    paths: Sequence[Path], headers: Sequence[Header]
+) -> dict[str, ConfirmedContent]:
+    """Returns files with confirmations, by name inside a wheel's package, sorted.
 
     Raises:
         PackagingError: If a file confirms no kernel of the bundles, or two files are for the same
@@ -28,7 +48,7 @@ def confirmed_contents(paths: Sequence[Path], headers: Sequence[Header]) -> dict
         StorageError: If a file cannot be read.
     """
     ids = {kernel.id for header in headers for kernel in header.kernels}
-    contents: dict[str, bytes] = {}
+    contents: dict[str, ConfirmedContent] = {}
     for path in paths:
         confirmations = read_confirmations(path)
         confirmed_ids = {id_ for times in confirmations.problems.values() for id_ in times.kernels}
@@ -45,7 +65,9 @@ def confirmed_contents(paths: Sequence[Path], headers: Sequence[Header]) -> dict
                 f"{path} is the second file for {confirmations.gpu}, torch {conditions.torch} and "
                 f"CUDA {conditions.cuda}, at most 1 is allowed; leave one out"
             )
-        contents[name] = encode_confirmations(confirmations)
+        contents[name] = ConfirmedContent(
+            data=encode_confirmations(confirmations), kernels=frozenset(confirmed_ids)
+        )
     return dict(sorted(contents.items()))
 
 

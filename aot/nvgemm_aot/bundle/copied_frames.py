@@ -72,10 +72,13 @@ def open_whole(bundle: Bundle) -> OpenedBundle:
     return OpenedBundle(bundle=bundle, content=read_content(bundle), data=bundle.content())
 
 
-def pack_by_copying(bundles: Sequence[OpenedBundle], content: BundleContent) -> Packed:
+def pack_by_copying(
+    bundles: Sequence[OpenedBundle], content: BundleContent, *, are_parts: bool
+) -> Packed:
     """Packs a content's kernels with the frames of bundles, or compresses them again.
 
-    Frames are copied if all bundles have one dictionary, or if one bundle has all kernels. The
+    Frames are copied if all bundles have one dictionary, or if one bundle has all kernels. Without
+    a dictionary, they are copied only for ``are_parts``: kernels of one bundle, which had none. The
     order of bundles changes nothing.
     """
     ids = sorted(kernel.id for kernel in content.kernels)
@@ -83,7 +86,7 @@ def pack_by_copying(bundles: Sequence[OpenedBundle], content: BundleContent) -> 
     dictionaries = {one.dictionary_frame for one in bundles}
     if holders:
         source = [min(holders, key=lambda one: one.data)]
-    elif len(dictionaries) == 1 and dictionaries != {b""}:
+    elif len(dictionaries) == 1 and (are_parts or dictionaries != {b""}):
         source = list(bundles)
     else:
         payloads = {kernel.id: kernel.payload for kernel in content.kernels}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import PREFIX, Header, Whole, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, PackagingError
+from nvgemm_runtime.gemm.target import Target
 
 from .build_keys import with_own_key
 from .compression import Packed
@@ -45,7 +46,9 @@ class Merged:
         return sorted({k.id for content in self.contents for k in content.kernels} - kept)
 
 
-def merge_bundles(paths: Sequence[Path], join: JoinRankings, *, generator: str) -> Merged:
+def merge_bundles(
+    paths: Sequence[Path], join_for: Callable[[Target], JoinRankings], *, generator: str
+) -> Merged:
     """Merges bundles; their order changes nothing.
 
     The result gets a build key that depends on its bytes alone, unless it is the bundle that
@@ -54,7 +57,8 @@ def merge_bundles(paths: Sequence[Path], join: JoinRankings, *, generator: str) 
 
     Args:
         paths: Bundle files; a file named twice counts once.
-        join: Joins a problem's rankings; its result must not depend on their order.
+        join_for: Returns what joins a problem's rankings for a target; the result must not depend
+            on their order.
         generator: Program and version that merges, for bundles that several programs made.
 
     Raises:
@@ -84,11 +88,11 @@ def merge_bundles(paths: Sequence[Path], join: JoinRankings, *, generator: str) 
             is_whole=True,
         )
     try:
-        joined = join_contents(contents, join)
+        joined = join_contents(contents, join_for(first.content.target))
         generators = {content.generator for content in contents}
         if len(generators) > 1:
             joined = replace(joined, generator=generator)
-        packed = pack_by_copying(opened, joined)
+        packed = pack_by_copying(opened, joined, are_parts=bool(_common_wholes(opened)))
         return _encode(joined, packed, opened)
     except ValueError as error:
         names = ", ".join(str(one.bundle.path) for one in opened)

@@ -124,24 +124,24 @@ def split_below(
     rows = _rows(opened.content)
     sizes = _Sizes(opened)
     budget = max_bytes
+    least = max(sizes.of([row]) for row in rows)
     for _ in range(_MOST_TRIES):
-        largest_row = max(rows, key=lambda row: sizes.of([row]))
-        budget = max(budget, sizes.of([largest_row]))
-        parts = _encode(opened, sizes.divide(rows, budget))
+        parts = _encode(opened, sizes.divide(rows, max(budget, least)))
         excess = max(map(size, parts)) - max_bytes
         if excess <= 0:
             return parts
-        if budget == sizes.of([largest_row]):
+        if budget <= least:
             break
         budget -= excess + excess // 8 + 1
-    alone = max(
-        ((size(_encode(opened, [_Bin(rows=[row], size_bytes=0)])[0]), row) for row in rows),
-        key=lambda item: item[0],
-    )
+    alone = _encode(opened, [_Bin(rows=[row], size_bytes=0) for row in rows])
+    largest = max(alone, key=size)
+    if size(largest) <= max_bytes:
+        return alone
+    problems = [ranking.problem.key for ranking in largest.header.rankings[:1]]
     raise PackagingError(
-        f"{opened.bundle.path}: a part with {alone[1].name} and all other m of its row has "
-        f"{alone[0]} bytes, at most {max_bytes} are allowed, and a row stays together; allow more, "
-        "or declare fewer candidates or m"
+        f"{opened.bundle.path}: a part with {', '.join(problems) or 'one kernel'} and all other m "
+        f"of its row has {size(largest)} bytes, at most {max_bytes} are allowed, and a row stays "
+        "together; allow more, or declare fewer candidates or m"
     )
 
 
@@ -282,7 +282,7 @@ def _encode(opened: OpenedBundle, bins: Sequence[_Bin]) -> list[Part]:
             unserved={problem: why for row in one.rows for problem, why in row.unserved.items()},
             part_of=wholes,
         )
-        packed = pack_by_copying([opened], part)
+        packed = pack_by_copying([opened], part, are_parts=True)
         data, header = encode_bundle(with_own_key(part, packed), as_is(packed))
         parts.append(Part(data=data, header=header))
     return parts

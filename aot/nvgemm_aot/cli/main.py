@@ -17,6 +17,7 @@ from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError, ins
 
 from .build.command import build
 from .bundles.command import inspect, list_, verify, wheel
+from .bundles.merge_and_split import merge, split
 from .cache import cache
 from .coverage.command import coverage
 from .doctor.command import doctor
@@ -118,7 +119,7 @@ def main(verbose: int) -> None:
 
 
 for _command in (
-    build, cache, confirm, coverage, doctor, emulate, explain, inspect, list_, manifest, rankings,
-    record, schema, tune, verify, wheel,
+    build, cache, confirm, coverage, doctor, emulate, explain, inspect, list_, manifest, merge,
+    rankings, record, schema, split, tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

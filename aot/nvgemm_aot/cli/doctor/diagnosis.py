@@ -20,6 +20,7 @@ from nvgemm_runtime.gemm.target import (
     Target,
 )
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
+from nvgemm_runtime.installed.required_wheels import missing_wheels
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
@@ -120,6 +121,7 @@ def diagnose() -> Document:
     bundles = [_bundle_document(entry, devices, cuda, library) for entry in found_bundles or ()]
     if found_bundles is not None:
         problems += _bundle_problems(bundles, devices)
+    problems += _attempt(missing_wheels, problems) or ()
     build_versions = {name: _version(name) for name in _BUILD_DISTRIBUTIONS}
     offered = _attempt(offered_providers, problems) or ()
     providers = [_provider_document(*entry) for entry in _named_providers(offered)]
