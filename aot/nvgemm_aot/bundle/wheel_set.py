@@ -11,8 +11,8 @@ from nvgemm_runtime.errors import PackagingError
 
 from ..storage.files import write_all
 from .confirmed_contents import ConfirmedContent, confirmed_contents
-from .copied_frames import open_whole
-from .split_bundle import Part, split_below
+from .parts.copied_frames import open_whole
+from .parts.split_bundle import Part, split_below
 from .wheel import (
     PackedBundle,
     Parts,

@@ -24,7 +24,7 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.compression import compress_quickly
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
-from ..bundle.join_contents import join_contents
+from ..bundle.parts.join_contents import join_contents
 from ..bundle.writer import write_bundle
 from ..storage.build_cache import Cache
 from ..storage.files import sweep_partials_of

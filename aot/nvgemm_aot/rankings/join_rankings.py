@@ -13,7 +13,7 @@ from nvgemm_runtime.gemm.target import CPU, Target
 from nvgemm_runtime.matching.device import cuda_major
 
 from ..bundle.content import BuiltKernel, ProblemRanking
-from ..bundle.join_contents import JoinRankings
+from ..bundle.parts.join_contents import JoinRankings
 from .agreement import Agreement, Measurement, Relation, compare, gpu_name
 
 UNMEASURED = 5

@@ -19,9 +19,9 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError, count_text
 from nvgemm_runtime.gemm.problem import Problem
 
-from ..bundle.build_keys import content_document
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
-from ..bundle.join_contents import difference, join_contents
+from ..bundle.parts.build_keys import content_document
+from ..bundle.parts.join_contents import difference, join_contents
 from ..rankings.agreement import ATEN, TRITON, contender_name
 from ..rankings.intervals import TimeInterval, contending, interval_of, is_decided
 from ..rankings.join_rankings import joining

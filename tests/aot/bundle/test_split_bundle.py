@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.bundle.compression import compress_quickly
-from nvgemm_aot.bundle.copied_frames import OpenedBundle, open_whole
-from nvgemm_aot.bundle.merge_bundles import Merged, merge_bundles
-from nvgemm_aot.bundle.split_bundle import Part, split_below, split_into
+from nvgemm_aot.bundle.parts.copied_frames import OpenedBundle, open_whole
+from nvgemm_aot.bundle.parts.merge_bundles import Merged, merge_bundles
+from nvgemm_aot.bundle.parts.split_bundle import Part, split_below, split_into
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.join_rankings import joining
 from nvgemm_runtime.bundle.reader import Bundle

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
-from nvgemm_aot.bundle.merge_bundles import Merged, merge_bundles
+from nvgemm_aot.bundle.parts.merge_bundles import Merged, merge_bundles
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.agreement import DISAGREEMENT, Relation
 from nvgemm_aot.rankings.join_rankings import Superseded, joining

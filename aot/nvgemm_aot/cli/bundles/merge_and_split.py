@@ -23,7 +23,7 @@ from ..terminal.printing import (
 from ..terminal.shared_options import ANY_PATH, ByteCount, json_option, out_directory_option
 
 if TYPE_CHECKING:
-    from ...bundle.merge_bundles import Merged
+    from ...bundle.parts.merge_bundles import Merged
     from ...rankings.join_rankings import Superseded
 
 Document = dict[str, Any]
@@ -42,7 +42,7 @@ def merge(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
     the byte. A kernel in several is stored once. A measurement comes before an estimate; of several
     measurements, the most reliable and newest stays, and the others confirm or contradict it.
     """
-    from ...bundle.merge_bundles import merge_bundles
+    from ...bundle.parts.merge_bundles import merge_bundles
     from ...rankings.join_rankings import joining
     from ...storage.files import write_atomic
 
@@ -164,8 +164,8 @@ def split(bundle: Path, parts: int | None, max_size: int | None, out: Path, as_j
     """
     from nvgemm_runtime.bundle.reader import Bundle
 
-    from ...bundle.copied_frames import open_whole
-    from ...bundle.split_bundle import part_name, split_below, split_into, split_name
+    from ...bundle.parts.copied_frames import open_whole
+    from ...bundle.parts.split_bundle import part_name, split_below, split_into, split_name
     from ...storage.files import write_all
 
     if (parts is None) == (max_size is None):

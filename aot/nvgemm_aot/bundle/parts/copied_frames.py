@@ -14,8 +14,8 @@ import zstandard
 from nvgemm_runtime.bundle.format import PREFIX, Header, Whole, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 
-from .compression import Packed, compress
-from .content import BundleContent, read_content
+from ..compression import Packed, compress
+from ..content import BundleContent, read_content
 
 
 @dataclass(frozen=True, kw_only=True)

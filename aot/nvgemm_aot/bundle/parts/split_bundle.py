@@ -18,10 +18,10 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.matching.index import all_but_m
 
+from ..content import BundleContent, ProblemRanking
+from ..writer import encode_bundle
 from .build_keys import with_own_key
-from .content import BundleContent, ProblemRanking
 from .copied_frames import OpenedBundle, as_is, pack_by_copying
-from .writer import encode_bundle
 
 _ENTRY_BYTES = 600
 """Assumed size of a kernel's header entry, before the first try at a division."""
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(kw_only=True)
 class _Row:
-    """What must stay together: problems that differ in m alone.
+    """Problems that differ in m alone, which stay together.
 
     Attributes:
         signature: Their signature.

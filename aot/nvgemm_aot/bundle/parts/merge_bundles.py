@@ -12,12 +12,12 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, PackagingError
 from nvgemm_runtime.gemm.target import Target
 
+from ..compression import Packed
+from ..content import BundleContent
+from ..writer import encode_bundle
 from .build_keys import with_own_key
-from .compression import Packed
-from .content import BundleContent
 from .copied_frames import OpenedBundle, as_is, open_whole, pack_by_copying
 from .join_contents import JoinRankings, difference, join_contents
-from .writer import encode_bundle
 
 
 @dataclass(frozen=True, kw_only=True)

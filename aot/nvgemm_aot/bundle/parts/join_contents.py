@@ -10,7 +10,7 @@ from typing import Any
 from nvgemm_runtime.bundle.ranking_entries import UnservedReason
 from nvgemm_runtime.gemm.problem import Problem
 
-from .content import BuiltKernel, BundleContent, ProblemRanking
+from ..content import BuiltKernel, BundleContent, ProblemRanking
 
 JoinRankings = Callable[[Sequence[ProblemRanking], Mapping[str, BuiltKernel]], ProblemRanking]
 """Joins the rankings that several contents have for one problem and GPU product.

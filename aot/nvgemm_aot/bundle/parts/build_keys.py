@@ -9,8 +9,8 @@ from typing import Any
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
 
-from .compression import Packed
-from .content import BundleContent
+from ..compression import Packed
+from ..content import BundleContent
 
 
 def content_document(content: BundleContent) -> dict[str, Any]:
