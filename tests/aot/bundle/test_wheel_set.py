@@ -21,6 +21,7 @@ from nvgemm_aot.bundle.compression import compress_quickly
 from nvgemm_aot.bundle.wheel import encode_archive, runtime_requirement
 from nvgemm_aot.bundle.wheel_set import EncodedWheel, encode_wheels, write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.cli.doctor import diagnosis
 from nvgemm_aot.cli.main import main
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.confirmations import (
@@ -170,6 +171,8 @@ def test_a_missing_part_and_one_of_another_version_are_reported(
     assert reason.startswith(
         "nvgemm-kernels-mine 1.0 requires nvgemm-kernels-mine-part3==1.0, and it is not installed"
     )
+    monkeypatch.setattr(diagnosis, "missing_wheels", lambda: (reason,))
+    assert reason in diagnosis.diagnose()["problems"]
     assert installed(paths[2]) == ()
     for part in site.glob("nvgemm_kernels_mine-*"):
         shutil.rmtree(part)

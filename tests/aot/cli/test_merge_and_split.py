@@ -43,7 +43,7 @@ def test_parts_are_named_and_merge_into_the_original() -> None:
     assert document["copies"] == 0
     result = run("merge", *Path("out").iterdir(), "-o", "again.nvgemm")
     assert ": written, " in result.output
-    assert "16 kernels for 36 problems, equal to the original" in result.output
+    assert "16 kernels for 36 problems, equal to the bundle that was split" in result.output
     assert Path("again.nvgemm").read_bytes() == Path(NAME).read_bytes()
 
 

@@ -19,6 +19,9 @@ from .build_keys import with_own_key
 from .copied_frames import OpenedBundle, as_is, open_whole, pack_by_copying
 from .join_contents import JoinRankings, difference, join_contents
 
+SPLIT = "the bundle that was split"
+"""Name of the bundle whose parts were merged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
@@ -29,15 +32,15 @@ class Merged:
         header: Its header.
         contents: The contents it was merged from.
         content: Its own content.
-        is_whole: True if it is the bundle whose parts were merged, to the byte, or one of the
-            merged bundles.
+        equals: Name of the bundle that it equals to the byte, `SPLIT` for the one whose parts were
+            merged; None if it is a new one.
     """
 
     data: bytes
     header: Header
     contents: Sequence[BundleContent]
     content: BundleContent
-    is_whole: bool
+    equals: str | None
 
     @property
     def left_out(self) -> list[str]:
@@ -85,7 +88,7 @@ def merge_bundles(
             header=first.header,
             contents=contents,
             content=first.content,
-            is_whole=True,
+            equals=str(first.bundle.path),
         )
     try:
         joined = join_contents(contents, join_for(first.content.target))
@@ -101,28 +104,24 @@ def merge_bundles(
 
 def _encode(joined: BundleContent, packed: Packed, opened: Sequence[OpenedBundle]) -> Merged:
     contents = [one.content for one in opened]
-    for candidate, whole in _candidates(joined, opened):
+    for candidate, whole, name in _candidates(joined, opened):
         with contextlib.suppress(BundleFormatError):
             data, header = encode_bundle(candidate, as_is(packed))
             if sha256_hex(data[: PREFIX.size]) == whole.prefix_sha256:
                 return Merged(
-                    data=data, header=header, contents=contents, content=candidate, is_whole=True
+                    data=data, header=header, contents=contents, content=candidate, equals=name
                 )
     inputs = {one.whole for one in opened}
     wholes = tuple(whole for whole in _common_wholes(opened) if whole not in inputs)
     joined = with_own_key(replace(joined, part_of=wholes), packed)
     data, header = encode_bundle(joined, as_is(packed))
-    return Merged(data=data, header=header, contents=contents, content=joined, is_whole=False)
+    return Merged(data=data, header=header, contents=contents, content=joined, equals=None)
 
 
 def _candidates(
     joined: BundleContent, opened: Sequence[OpenedBundle]
-) -> Iterator[tuple[BundleContent, Whole]]:
-    """Yields bundles that the result may be, each with its identity."""
-    common = _common_wholes(opened)
-    for position, whole in enumerate(common):
-        rest = common[position + 1 :]
-        yield replace(joined, build_key=whole.build_key, part_of=rest), whole
+) -> Iterator[tuple[BundleContent, Whole, str]]:
+    """Yields bundles that the result may be, each with its identity and name."""
     sizes = len(joined.kernels), len(joined.rankings), len(joined.unserved)
     for one in sorted(opened, key=lambda one: one.data[: PREFIX.size]):
         header = one.header
@@ -135,7 +134,12 @@ def _candidates(
                     part_of=header.part_of,
                 ),
                 one.whole,
+                str(one.bundle.path),
             )
+    common = _common_wholes(opened)
+    for position, whole in enumerate(common):
+        rest = common[position + 1 :]
+        yield replace(joined, build_key=whole.build_key, part_of=rest), whole, SPLIT
 
 
 def _common_wholes(opened: Sequence[OpenedBundle]) -> tuple[Whole, ...]:

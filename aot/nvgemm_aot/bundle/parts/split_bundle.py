@@ -138,10 +138,12 @@ def split_below(
     if size(largest) <= max_bytes:
         return alone
     problems = [ranking.problem.key for ranking in largest.header.rankings[:1]]
+    dictionary_bytes = len(opened.dictionary_frame)
+    dictionary = f", {dictionary_bytes} of them for the dictionary" if dictionary_bytes else ""
     raise PackagingError(
         f"{opened.bundle.path}: a part with {', '.join(problems) or 'one kernel'} and all other m "
-        f"of its row has {size(largest)} bytes, at most {max_bytes} are allowed, and a row stays "
-        "together; allow more, or declare fewer candidates or m"
+        f"of its row has {size(largest)} bytes{dictionary}, at most {max_bytes} are allowed, and a "
+        "row stays together; allow more, or declare fewer candidates or m"
     )
 
 

@@ -87,7 +87,7 @@ def _merge_document(
         "merged": [str(path) for path in paths],
         "target": content.target.key,
         "build_key": merged.header.build_key,
-        "equals_original": merged.is_whole,
+        "equals": merged.equals,
         "kernels": len(content.kernels),
         "problems": merged.header.declared_count,
         "products": list(merged.header.products),
@@ -117,7 +117,7 @@ def _merge_text(document: Document) -> str:
     lines = [
         f"{file_text(document)}, {count_text(document['kernels'], 'kernel')} for "
         f"{count_text(document['problems'], 'problem')}"
-        + (", equal to the original" if document["equals_original"] else "")
+        + (f", equal to {document['equals']}" if document["equals"] else "")
     ]
     if document["left_out"]:
         lines.append(
