@@ -53,7 +53,11 @@ def wheel(
     summary: str | None,
     confirmed: tuple[Path, ...],
 ) -> None:
-    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another."""
+    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another.
+
+    Kernels too large for a package index, above 95 MiB, become several wheels: the first has the
+    name and requires the others.
+    """
     runtime = prepare_wheels(out, name=name, version=wheel_version)
     with Bundle(bundles[0]) as first:
         platform = first.header.target.platform
