@@ -121,7 +121,7 @@ class VerificationError(NvgemmError):
 
 
 class PackagingError(NvgemmError):
-    """A wheel cannot be built from the given bundles or the installed files."""
+    """Bundles cannot be merged, split or packed into wheels, or installed files are damaged."""
 
     exit_code = 22
 

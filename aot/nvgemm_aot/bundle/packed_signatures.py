@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nvgemm_runtime.bundle.format import PREFIX
-from nvgemm_runtime.errors import SignatureError, StorageError
+from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed.policy import current_policy
 from nvgemm_runtime.installed.signatures import (
-    SIGNATURE_SUFFIX,
+    PREFIX_BYTES,
     Subject,
     bundle_subject,
     encode_signatures,
     read_signatures,
 )
+from nvgemm_runtime.settings import SIGNING_KEY_VARIABLE
 
-from ..storage.files import open_regular
-
-
-def packed_signatures(bundles: Sequence[Path], contents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Returns the signature files of bundles, by path inside a wheel.
-
-    Args:
-        bundles: Bundle files.
-        contents: The bundles' bytes, by path inside the wheel.
-
-    Raises:
-        SignatureError: If a signature is for other content, or the policy refuses a bundle.
-        StorageError: If a file cannot be read.
-    """
-    inner_by_prefix = {data[: PREFIX.size]: inner for inner, data in contents.items()}
-    packed = {}
-    for path in bundles:
-        try:
-            with open_regular(path) as file:
-                prefix = file.read(PREFIX.size)
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
-        signatures = encoded_signatures(path, bundle_subject(prefix))
-        if signatures is None:
-            continue
-        inner = inner_by_prefix.get(prefix)
-        if inner is None:
-            raise SignatureError(
-                f"{path}: the wheel does not hold what its signature is for; sign again the "
-                "bundles that are packed: nvgemm-aot sign"
-            )
-        packed[f"{inner}{SIGNATURE_SUFFIX}"] = signatures
-    return dict(sorted(packed.items()))
+from ..storage.private_key import SigningKey
 
 
-def encoded_signatures(path: Path, subject: Subject) -> bytes | None:
+def packed_signatures(path: Path, subject: Subject) -> bytes | None:
     """Returns the signatures beside a file, or None without any.
 
     Raises:
@@ -68,3 +35,27 @@ def encoded_signatures(path: Path, subject: Subject) -> bytes | None:
                 "and no process would accept it; sign again: nvgemm-aot sign"
             )
     return encode_signatures(signatures) if signatures else None
+
+
+def part_signatures(whole: Path, data: bytes, key: SigningKey | None) -> bytes:
+    """Signs a part of a signed bundle, and returns the part's signature file.
+
+    Args:
+        whole: The bundle, for messages.
+        data: The part's bytes.
+        key: The key to sign with.
+
+    Raises:
+        SignatureError: If there is no key, or the policy refuses it.
+    """
+    if key is None:
+        raise SignatureError(
+            f"{whole}: it is signed and too large for one wheel, and its parts need signatures of "
+            f"their own: set {SIGNING_KEY_VARIABLE}"
+        )
+    subject = bundle_subject(data[:PREFIX_BYTES])
+    signatures = [key.sign(subject)]
+    policy = current_policy()
+    if policy is not None:
+        policy.check(f"a part of {whole}", subject, signatures)
+    return encode_signatures(signatures)

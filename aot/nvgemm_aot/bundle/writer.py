@@ -49,7 +49,7 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
         StorageError: If the file cannot be written; nothing is left half-written.
     """
     data, header = encode_bundle(content, pack)
-    write_signable(path, data)
+    write_signable({path: data})
     return header
 
 
@@ -101,6 +101,7 @@ def _header_relative_to_body(
         imports=common,
         failures=tuple(failures),
         further_devices=content.further_devices,
+        part_of=content.part_of,
     )
 
 

@@ -37,6 +37,7 @@ def bundle_document(bundle: Bundle) -> Document:
         "format_version": header.format_version,
         "generator": header.generator,
         "build_key": header.build_key,
+        "part_of": [asdict(whole) for whole in header.part_of],
         "toolchain": header.toolchain,
         "imports": header.imports,
         "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,

@@ -16,7 +16,8 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError, install_command
 
 from .build.command import build
-from .bundles import inspect, list_, verify, wheel
+from .bundles.command import inspect, list_, verify, wheel
+from .bundles.merge_and_split import merge, split
 from .cache import cache
 from .coverage.command import coverage
 from .doctor.command import doctor
@@ -120,6 +121,6 @@ def main(verbose: int) -> None:
 
 for _command in (
     build, cache, confirm, coverage, doctor, emulate, explain, inspect, keygen, list_, manifest,
-    rankings, record, schema, sign, tune, verify, wheel,
+    merge, rankings, record, schema, sign, split, tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

@@ -49,7 +49,7 @@ def write_rankings(path: Path, rankings: Rankings) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    write_signable(path, encode(rankings))
+    write_signable({path: encode(rankings)})
 
 
 def encode(rankings: Rankings) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from nvgemm_runtime.errors import SignatureError
@@ -14,22 +15,24 @@ from nvgemm_runtime.installed.signatures import (
     signature_path,
 )
 
-from .files import remove_file, write_atomic
+from .files import remove_file, write_all, write_atomic
 from .private_key import SigningKey
 
 
-def write_signable(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all, and removes the signatures of other content beside it.
+def write_signable(contents: Mapping[Path, bytes]) -> None:
+    """Writes files as `write_all` does, and removes the signatures of other content beside them.
 
     Raises:
         StorageError: If a file cannot be written or removed.
     """
-    beside = signature_path(path)
-    has_signatures = os.path.lexists(beside)
-    is_same = has_signatures and _holds(path, data)
-    write_atomic(path, data)
-    if has_signatures and not is_same:
-        remove_file(beside)
+    stale = [
+        path
+        for path, data in contents.items()
+        if os.path.lexists(signature_path(path)) and not _holds(path, data)
+    ]
+    write_all(contents)
+    for path in stale:
+        remove_file(signature_path(path))
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -183,7 +183,7 @@ def tune(
     begin = clock()
     with contextlib.ExitStack() as stack:
         bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
-        content = read_together(bundles, bench.facts)
+        content = read_together(bundles)
         if not content.rankings:
             names = ", ".join(map(str, paths))
             raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")

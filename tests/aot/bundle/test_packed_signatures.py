@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,21 @@ import pytest
 
 from confirmed_kernels import confirmations_of
 from installed_bundles import install_wheels
-from nvgemm_aot.bundle.wheel import encode_wheel
+from nvgemm_aot.bundle import wheel_set
+from nvgemm_aot.bundle.compression import compress_quickly
+from nvgemm_aot.bundle.wheel_set import encode_wheels
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.private_key import SigningKey
 from nvgemm_runtime.bundle.confirmations import encode_confirmations
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed import digest
+from nvgemm_runtime.installed.discover import find_bundles
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.installed.signatures import signature_path
 from signing_keys import new_key, set_policy, sign_bundle, sign_content
 from synthetic_bundles import write_synthetic_bundle
+from varied_content import varied_content
 
 PACKAGE = "nvgemm_kernels_demo"
 
@@ -38,7 +44,8 @@ def bundles(tmp_path: Path, key: SigningKey) -> list[Path]:
 
 
 def pack(bundles: list[Path]) -> bytes:
-    return encode_wheel(bundles, name="demo", version="1.0")[1]
+    [wheel] = encode_wheels(bundles, name="demo", version="1.0")
+    return wheel.data
 
 
 def test_each_bundle_keeps_its_signature(bundles: list[Path], tmp_path: Path) -> None:
@@ -90,9 +97,9 @@ def test_confirmations_keep_their_signature_and_count_where_installed(
     confirmed = tmp_path / "a.confirmed.json"
     confirmed.write_bytes(encode_confirmations(confirmations_of(kernel.id)))
     sign_content(confirmed, key)
-    name, data = encode_wheel(bundles, name="demo", version="1.0", confirmed=[confirmed])
-    (tmp_path / name).write_bytes(data)
-    install_wheels(monkeypatch, tmp_path / "site", tmp_path / name)
+    [wheel] = encode_wheels(bundles, name="demo", version="1.0", confirmed=[confirmed])
+    (tmp_path / wheel.filename).write_bytes(wheel.data)
+    install_wheels(monkeypatch, tmp_path / "site", tmp_path / wheel.filename)
     (installed,) = (tmp_path / "site" / PACKAGE).glob("*.confirmed.json")
     assert signature_path(installed).read_bytes() == signature_path(confirmed).read_bytes()
     monkeypatch.setenv("NVGEMM_AOT_CONFIRMED", str(tmp_path / "none"))
@@ -116,4 +123,31 @@ def test_confirmations_that_were_changed_by_hand_are_not_packed(
     confirmed.write_bytes(encode_confirmations(confirmations_of(kernel.id)) + b" ")
     sign_content(confirmed, key)
     with pytest.raises(SignatureError, match="is for another content"):
-        encode_wheel(bundles, name="demo", version="1.0", confirmed=[confirmed])
+        encode_wheels(bundles, name="demo", version="1.0", confirmed=[confirmed])
+
+
+def test_parts_of_a_signed_bundle_are_signed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: SigningKey
+) -> None:
+    large = tmp_path / "mine.nvgemm"
+    write_bundle(large, varied_content(rows=8, kernels=24, payload_bytes=9000), compress_quickly)
+    monkeypatch.setattr(wheel_set, "MAX_WHEEL_BYTES", 300_000)
+    unsigned = encode_wheels([large], name="mine", version="1.0", key=key)
+    assert len(unsigned) == 3
+    assert not [wheel for wheel in unsigned if b".sig" in wheel.data]
+    sign_bundle(large, key)
+    with pytest.raises(SignatureError, match="parts need signatures of their own: set NVGEMM_AOT_"):
+        encode_wheels([large], name="mine", version="1.0")
+    signed = encode_wheels([large], name="mine", version="1.0", key=key)
+    assert signed == encode_wheels([large], name="mine", version="1.0", key=key)
+    assert all(len(wheel.data) <= 300_000 for wheel in signed)
+    for wheel in signed:
+        (tmp_path / wheel.filename).write_bytes(wheel.data)
+    install_wheels(monkeypatch, tmp_path / "site", *tmp_path.glob("*.whl"))
+    monkeypatch.delenv("NVGEMM_AOT_BUNDLES", raising=False)
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"key": key})
+    found = find_bundles()
+    assert [file.problem for file in found] == [None] * len(signed)
+    other = new_key(tmp_path, "other")
+    with pytest.raises(SignatureError, match=f"key {re.escape(other.public_text)} is not in the"):
+        encode_wheels([large], name="mine", version="1.0", key=other)

@@ -31,19 +31,19 @@ def signers(path: Path) -> set[str]:
 
 
 def test_another_content_drops_the_signatures(path: Path) -> None:
-    write_signable(path, b"content!")
+    write_signable({path: b"content!"})
     assert path.read_bytes() == b"content!"
     assert not signature_path(path).exists()
 
 
 def test_the_same_content_keeps_them(path: Path, key: SigningKey) -> None:
-    write_signable(path, b"content")
+    write_signable({path: b"content"})
     assert signers(path) == {key.id}
 
 
 def test_a_signature_of_a_file_that_is_gone_does_not_stay(path: Path) -> None:
     path.unlink()
-    write_signable(path, b"content!")
+    write_signable({path: b"content!"})
     assert not signature_path(path).exists()
 
 
@@ -51,19 +51,19 @@ def test_a_dangling_link_is_dropped_too(path: Path) -> None:
     beside = signature_path(path)
     beside.unlink()
     beside.symlink_to("nowhere")
-    write_signable(path, b"content!")
+    write_signable({path: b"content!"})
     assert not beside.is_symlink()
 
 
 def test_a_failed_write_keeps_file_and_signature(
     path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, _: bytes) -> None:
-        raise StorageError(f"{path}: cannot write")
+    def full(contents: dict[Path, bytes]) -> None:
+        raise StorageError(f"{[*contents]}: cannot write")
 
-    monkeypatch.setattr(signed_files, "write_atomic", full)
+    monkeypatch.setattr(signed_files, "write_all", full)
     with pytest.raises(StorageError):
-        write_signable(path, b"content!")
+        write_signable({path: b"content!"})
     assert path.read_bytes() == b"content"
     assert signers(path) == {key.id}
 

@@ -20,7 +20,7 @@ from confirmed_kernels import OTHER_TORCH, confirm_by, user_file
 from kernels_by_m import SQUARE, TIMES, WIDE
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.confirmed_contents import read_confirmations
-from nvgemm_aot.bundle.wheel import encode_wheel
+from nvgemm_aot.bundle.wheel_set import encode_wheels
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.confirming import confirm_watched
@@ -422,14 +422,14 @@ def test_a_wheel_takes_only_confirmations_that_fit(
     file = tmp_path / "a.confirmed.json"
     command("-o", str(file))
     with pytest.raises(PackagingError, match="the second file for"):
-        encode_wheel([elsewhere], name="x", version="1", confirmed=[file, file])
+        encode_wheels([elsewhere], name="x", version="1", confirmed=[file, file])
     other = cpu_provider.problem("tn", sizes=(8, 32, 64))
     unlike = tuning_bench.build([other], tmp_path / "other", kernel_cache)
     with pytest.raises(PackagingError, match="confirms none of the bundles' 3 kernels"):
-        encode_wheel([unlike], name="x", version="1", confirmed=[file])
+        encode_wheels([unlike], name="x", version="1", confirmed=[file])
     file.write_text("{}")
     with pytest.raises(RankingsError, match="no confirmations"):
-        encode_wheel([elsewhere], name="x", version="1", confirmed=[file])
+        encode_wheels([elsewhere], name="x", version="1", confirmed=[file])
 
 
 def test_the_wheel_command_packs_confirmations(

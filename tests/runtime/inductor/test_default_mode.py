@@ -30,7 +30,7 @@ from kernels_by_m import (
 )
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import read_content
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime import settings

@@ -13,7 +13,7 @@ import pytest
 from confirmed_kernels import confirmations_of
 from forked_scripts import ForkedScripts, forked_scripts
 from installed_bundles import install_wheels
-from nvgemm_aot.bundle.wheel import encode_wheel
+from nvgemm_aot.bundle.wheel_set import encode_wheels
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.private_key import SigningKey
 from nvgemm_runtime.bundle.confirmations import encode_confirmations
@@ -140,8 +140,8 @@ def test_a_file_of_a_wheel_is_checked_too(
             sign_bundle(path, ci)
         with monkeypatch.context() as patch:
             patch.delenv("NVGEMM_AOT_POLICY")
-            name, data = encode_wheel([path], name=arch, version="1.0")
-        (tmp_path / name).write_bytes(data)
+            [wheel] = encode_wheels([path], name=arch, version="1.0")
+        (tmp_path / wheel.filename).write_bytes(wheel.data)
     install_wheels(monkeypatch, tmp_path / "site", *tmp_path.glob("*.whl"))
     by_arch = {file.path.name.split("-")[0]: file for file in find_bundles()}
     assert by_arch["sm_90a"].problem is None

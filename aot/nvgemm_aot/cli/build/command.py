@@ -179,6 +179,7 @@ def build(
             version=wheel_version or __version__,
             summary=declared.description or None,
             out=out,
+            key=key,
         )
         document["platforms_without_wheel"] = _platforms_without_bundle(result, declared)
     print_result(document, build_text, as_json=as_json)

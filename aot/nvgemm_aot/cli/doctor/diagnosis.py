@@ -22,6 +22,7 @@ from nvgemm_runtime.gemm.target import (
 )
 from nvgemm_runtime.installed.policy import current_policy
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
+from nvgemm_runtime.installed.required_wheels import missing_wheels
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
@@ -131,6 +132,7 @@ def diagnose() -> Document:
     if found_bundles is not None:
         # A policy that cannot be used is the problem of every bundle.
         problems += (one for one in _bundle_problems(bundles, devices) if one not in problems)
+    problems += _attempt(missing_wheels, problems) or ()
     build_versions = {name: _version(name) for name in _BUILD_DISTRIBUTIONS}
     offered = _attempt(offered_providers, problems) or ()
     providers = [_provider_document(*entry) for entry in _named_providers(offered)]

@@ -87,7 +87,7 @@ def write_confirmations(
         name = confirmed_name(confirmations.gpu, conditions.torch, conditions.cuda)
         path = confirmed_directory().absolute() / name
         confirmations = _with_earlier(confirmations, path, rejected)
-    write_signable(path, encode_confirmations(confirmations))
+    write_signable({path: encode_confirmations(confirmations)})
     return path
 
 

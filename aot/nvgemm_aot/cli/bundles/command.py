@@ -19,8 +19,8 @@ from nvgemm_runtime.errors import (
 )
 from nvgemm_runtime.installed.signatures import bundle_subject
 
-from .build.packing import prepare_wheels, wheel_lines, write_wheels
-from .bundle_texts import (
+from ..build.packing import prepare_wheels, wheel_lines, write_wheels
+from ..bundle_texts import (
     Document,
     bundle_document,
     bundle_text,
@@ -28,17 +28,17 @@ from .bundle_texts import (
     installed_text,
     verification_text,
 )
-from .signing.signed_by import signatures_document, signatures_text
-from .terminal.printing import (
+from ..signing.signed_by import signatures_document, signatures_text
+from ..terminal.printing import (
     count_text,
     print_result,
     report_progress,
 )
-from .terminal.shared_options import ANY_PATH, json_option, out_directory_option
+from ..terminal.shared_options import ANY_PATH, json_option, out_directory_option
 
 if TYPE_CHECKING:
-    from ..verify.bundle import Report
-    from ..workload.find_bundles import NamedBundle
+    from ...verify.bundle import Report
+    from ...workload.find_bundles import NamedBundle
 
 
 @click.command()
@@ -61,7 +61,15 @@ def wheel(
     summary: str | None,
     confirmed: tuple[Path, ...],
 ) -> None:
-    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another."""
+    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another.
+
+    Kernels too large for a package index, above 95 MiB, become several wheels: the first has the
+    name and requires the others. Signatures beside BUNDLES are packed. Parts of a signed bundle are
+    signed with $NVGEMM_AOT_SIGNING_KEY.
+    """
+    from ..signing.written import output_key
+
+    key = output_key()
     runtime = prepare_wheels(out, name=name, version=wheel_version)
     with Bundle(bundles[0]) as first:
         platform = first.header.target.platform
@@ -73,6 +81,7 @@ def wheel(
         summary=summary,
         out=out,
         confirmed=confirmed,
+        key=key,
     )
     click.echo("\n".join(wheel_lines(document)))
 
@@ -85,7 +94,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 
     BUNDLE may also be a wheel, or a directory of either: each is shown; --json prints a list.
     """
-    from ..workload.find_bundles import find_bundles
+    from ...workload.find_bundles import find_bundles
 
     documents = []
     for entry in find_bundles(bundle):
@@ -131,8 +140,8 @@ def verify(
     it cannot be read, 20 if it breaks its format, 21 for a finding, 28 for a signature of other
     content, or if $NVGEMM_AOT_POLICY refuses it. If several are bad, it is 21.
     """
-    from ..pipeline.compiler_limits import default_jobs
-    from ..workload.find_bundles import find_bundles, without_runtime
+    from ...pipeline.compiler_limits import default_jobs
+    from ...workload.find_bundles import find_bundles, without_runtime
 
     documents: list[Document] = []
     texts: list[str] = []
@@ -172,7 +181,7 @@ def verify(
 
 
 def _verify(bundle: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
-    from ..verify.bundle import verify_bundle
+    from ...verify.bundle import verify_bundle
 
     with bundle.named_in_errors(), report_progress("Verifying") as progress:
         report = verify_bundle(bundle.file, disassemble=disassemble, jobs=jobs, progress=progress)
