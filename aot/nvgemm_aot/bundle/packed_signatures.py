@@ -51,7 +51,8 @@ def part_signatures(whole: Path, data: bytes, key: SigningKey | None) -> bytes:
     if key is None:
         raise SignatureError(
             f"{whole}: it is signed and too large for one wheel, and its parts need signatures of "
-            f"their own: set {SIGNING_KEY_VARIABLE}"
+            f"their own: set {SIGNING_KEY_VARIABLE}, or pack parts that are signed: "
+            "nvgemm-aot split, sign, wheel"
         )
     subject = bundle_subject(data[:PREFIX_BYTES])
     signatures = [key.sign(subject)]

@@ -24,6 +24,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import (
     BUNDLE_SUFFIX,
     DISTRIBUTION_PREFIX,
@@ -271,37 +272,52 @@ def list_wheels(directory: Path, package: str) -> list[str]:
         raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
 
 
-def read_bundles(bundles: Sequence[Path]) -> dict[str, PackedBundle]:
-    """Reads and checks bundles for a wheel; returns them by target, sorted.
+def read_bundles(bundles: Sequence[Path]) -> list[PackedBundle]:
+    """Reads and checks bundles for wheels; returns them sorted by target and problem.
 
     Raises:
-        PackagingError: If there is no bundle, or two bundles have one target.
+        PackagingError: If there is no bundle, or two bundles have one target and are no parts of
+            one bundle.
         BundleFormatError: If a bundle breaks a rule of the format.
         SignatureError: If a signature is for other content, or the policy refuses a bundle.
         StorageError: If a file cannot be read.
     """
     if not bundles:
         raise PackagingError("a wheel needs at least one bundle (got 0)")
-    contents: dict[str, PackedBundle] = {}
+    contents: list[PackedBundle] = []
     for path in bundles:
         with Bundle(path) as bundle:
-            key = bundle.header.target.key
-            if key in contents:
-                raise PackagingError(
-                    f"{contents[key].path} and {path} are both for target {key}, a wheel holds one "
-                    f"bundle a target: merge them (nvgemm-aot merge {contents[key].path} {path} "
-                    f"-o OUT{BUNDLE_SUFFIX}), or pack them in wheels of different names"
-                )
+            header = bundle.header
+            for other in contents:
+                is_part = not set(other.header.part_of).isdisjoint(header.part_of)
+                is_same = other.header.build_key == header.build_key
+                if other.header.target == header.target and (is_same or not is_part):
+                    raise PackagingError(
+                        f"{other.path} and {path} are both for target {header.target.key}, a wheel "
+                        f"holds one bundle a target: merge them (nvgemm-aot merge {other.path} "
+                        f"{path} -o OUT{BUNDLE_SUFFIX}), or pack them in wheels of different names"
+                    )
             bundle.check_body()
-            for kernel in bundle.header.kernels:
+            for kernel in header.kernels:
                 bundle.payload(kernel)
-            contents[key] = PackedBundle(
-                path=path,
-                header=bundle.header,
-                data=bundle.content(),
-                signatures=packed_signatures(path, bundle_subject(bundle.prefix)),
+            contents.append(
+                PackedBundle(
+                    path=path,
+                    header=header,
+                    data=bundle.content(),
+                    signatures=packed_signatures(path, bundle_subject(bundle.prefix)),
+                )
             )
-    return dict(sorted(contents.items()))
+    return sorted(contents, key=_bundle_order)
+
+
+def _bundle_order(packed: PackedBundle) -> tuple[str, list[Problem], str]:
+    header = packed.header
+    return (
+        header.target.key,
+        [ranking.problem for ranking in header.rankings[:1]],
+        header.build_key,
+    )
 
 
 def platform_tag(headers: Sequence[Header]) -> str:

@@ -83,8 +83,9 @@ def encode_wheels(
     """Packs bundles, one per target, into wheels; equal bundles in any order give equal bytes.
 
     One wheel holds all bundles if it has at most `MAX_WHEEL_BYTES`. Otherwise each target gets a
-    wheel, or several, with a part of its bundle in each. The first wheel has the name and requires
-    the others, ``NAME-part2`` and so on, in exactly this version; they require the first.
+    wheel, or several, with a part of its bundle in each. If a target's bundles are parts of one
+    already, each gets a wheel. The first wheel has the name and requires the others,
+    ``NAME-part2`` and so on, in exactly this version; they require the first.
 
     Args:
         bundles: Bundle files.
@@ -108,7 +109,7 @@ def encode_wheels(
     """
     identify(name, version)
     contents = read_bundles(bundles)
-    headers = [packed.header for packed in contents.values()]
+    headers = [packed.header for packed in contents]
     platform_tag(headers)
     packer = _Packer(
         name=name,
@@ -118,8 +119,10 @@ def encode_wheels(
         confirmed=confirmed_contents(confirmed, headers),
         key=key,
     )
-    if sum(len(packed.data) for packed in contents.values()) <= MAX_WHEEL_BYTES:
-        wheels = packer.encode([contents])
+    by_target = {packed.header.target.key: packed for packed in contents}
+    is_small = sum(len(packed.data) for packed in contents) <= MAX_WHEEL_BYTES
+    if len(by_target) == len(contents) and is_small:
+        wheels = packer.encode([by_target])
         if len(wheels[0].data) <= MAX_WHEEL_BYTES:
             return wheels
     limit, excess = MAX_WHEEL_BYTES, 0
@@ -143,7 +146,7 @@ class _Packer:
     name: str
     version: str
     summary: str | None
-    contents: Contents
+    contents: Sequence[PackedBundle]
     confirmed: Mapping[str, ConfirmedContent]
     key: SigningKey | None
 
@@ -155,7 +158,7 @@ class _Packer:
     def encode(self, units: Sequence[Contents]) -> list[EncodedWheel]:
         """Encodes a wheel for each unit."""
         identities = [self.identity(number) for number in range(1, len(units) + 1)]
-        headers = [packed.header for packed in self.contents.values()]
+        headers = [packed.header for packed in self.contents]
         wheels = []
         for number, unit in enumerate(units, start=1):
             parts = Parts(number=number, identities=identities, headers=headers)
@@ -186,10 +189,11 @@ class _Packer:
         # A wheel with this description is as large as any of up to 99 parts, but for the first's
         # requirements, which `encode_wheels` counts.
         identities = [self.identity(99)] * 99
-        headers = [packed.header for packed in self.contents.values()]
+        headers = [packed.header for packed in self.contents]
         parts = Parts(number=99, identities=identities[:1] * 99, headers=headers)
         units: list[Contents] = []
-        for key, packed in self.contents.items():
+        for packed in self.contents:
+            key = packed.header.target.key
 
             def wheel_bytes(part: Part, key: str = key, whole: PackedBundle = packed) -> int:
                 return len(self._encode_one({key: self._packed(whole, part)}, parts)[1])

@@ -208,6 +208,24 @@ def test_two_targets_that_fit_together_stay_in_one_wheel(tmp_path: Path) -> None
     assert (wheel.number, wheel.count) == (1, 1)
 
 
+def test_parts_that_split_made_get_a_wheel_each(
+    large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel_set, "MAX_WHEEL_BYTES", 10 << 20)
+    words = ["split", str(large), "--parts", "3", "-o", str(tmp_path)]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    parts = sorted(tmp_path.iterdir())
+    wheels = encode_wheels(parts[::-1], name="mine", version="1.0")
+    assert [wheel.count for wheel in wheels] == [3, 3, 3]
+    held = []
+    for path in write(tmp_path / "wheels", wheels):
+        with ZipFile(path) as archive:
+            held += [archive.read(name) for name in archive.namelist() if ".nvgemm" in name]
+    assert held == [part.read_bytes() for part in parts]
+    with pytest.raises(PackagingError, match="both for target"):
+        encode_wheels([parts[0], parts[0]], name="mine", version="1.0")
+
+
 def test_confirmations_go_where_their_kernels_are(large: Path, tmp_path: Path) -> None:
     with Bundle(large) as bundle:
         header = bundle.header
