@@ -347,8 +347,8 @@ VARIABLES = {
     ),
     SIGNING_KEY_VARIABLE: (
         "A file with a private key, as `nvgemm-aot keygen` writes it. It signs what `build`, "
-        "`tune`, `confirm`, `rankings export` and `rankings merge` write, and what builds write "
-        "into a remote cache."
+        "`tune`, `confirm`, `merge`, `split`, `rankings export` and `rankings merge` write, the "
+        "parts of a signed bundle that `wheel` splits, and what builds write into a remote cache."
     ),
     REMOTE_CACHE_VARIABLE: (
         "A cache that many machines share, behind each one's own: `redis://…`, `s3://…` or "
