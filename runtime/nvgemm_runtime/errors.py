@@ -121,7 +121,7 @@ class VerificationError(NvgemmError):
 
 
 class PackagingError(NvgemmError):
-    """A wheel cannot be built from the given bundles or the installed files."""
+    """Bundles cannot be merged, split or packed into wheels, or installed files are damaged."""
 
     exit_code = 22
 
@@ -226,10 +226,10 @@ def one_line(text: str) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Returns a count with its noun: ``1 problem``, ``2 problems``, ``2 processes``."""
+    """Returns a count with its noun: ``1 problem``, ``2 keys``, ``2 entries``, ``2 processes``."""
     if count == 1:
         return f"1 {noun}"
-    if noun.endswith("y"):
+    if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{count} {noun[:-1]}ies"
     return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 

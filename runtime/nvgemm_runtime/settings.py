@@ -341,12 +341,14 @@ VARIABLES = {
         "300 if not set."
     ),
     POLICY_VARIABLE: (
-        "A YAML file with the keys whose signatures count. With it, bundles and rankings files "
-        "must be signed, unless it says `required: false`."
+        "A YAML file with the keys whose signatures count. With it, bundles, rankings files and "
+        "confirmations must be signed, unless it says `required: false`. Other users must not have "
+        "write access to it or to a directory above."
     ),
     SIGNING_KEY_VARIABLE: (
-        "A file with a private key, as `nvgemm-aot keygen` writes it, which signs what builds "
-        "write into a remote cache."
+        "A file with a private key, as `nvgemm-aot keygen` writes it. It signs what `build`, "
+        "`tune`, `confirm`, `merge`, `split`, `rankings export` and `rankings merge` write, the "
+        "parts of a signed bundle that `wheel` splits, and what builds write into a remote cache."
     ),
     REMOTE_CACHE_VARIABLE: (
         "A cache that many machines share, behind each one's own: `redis://…`, `s3://…` or "

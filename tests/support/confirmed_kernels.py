@@ -13,6 +13,8 @@ import pytest
 import tuning_bench
 from nvgemm_aot.tuning.confirming.confirm_kernels import Confirmed, confirm
 from nvgemm_aot.tuning.measuring.gpu import Bench
+from nvgemm_runtime.bundle.confirmations import Confirmations, ConfirmedTimes
+from nvgemm_runtime.bundle.ranking_entries import APART, Conditions, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.installed.confirmed_files import confirmed_directory, confirmed_name
 from nvgemm_runtime.matching.device import torch_versions
@@ -38,6 +40,23 @@ def user_file() -> Path:
     versions = torch_versions()
     name = confirmed_name(tuning_bench.bench().facts.name, versions.torch, versions.cuda)
     return confirmed_directory() / name
+
+
+def confirmations_of(kernel_id: str) -> Confirmations:
+    """Made-up times of one kernel on another machine's GPU."""
+    times = ConfirmedTimes(
+        kernels={kernel_id: Timing(time_ns=1000, spread_ns=1)},
+        aten=Timing(time_ns=2000, spread_ns=1),
+    )
+    conditions = Conditions(
+        driver="580.95.05", torch="2.11.0", cuda="13.0", date="2026-11-21", launches=APART
+    )
+    return Confirmations(
+        gpu="NVIDIA H200",
+        by="a test",
+        conditions=conditions,
+        problems={"mm/tn/bf16xbf16/fp32/bf16/m16n4096k4096": times},
+    )
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

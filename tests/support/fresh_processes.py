@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from recording_kernels import DESCRIPTOR, Record
 
 _PROGRAM = f"""

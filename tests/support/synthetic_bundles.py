@@ -8,7 +8,7 @@ import pytest
 
 from installed_bundles import install_wheels
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, sha256_hex
 from nvgemm_runtime.bundle.ranking_entries import RankingSource

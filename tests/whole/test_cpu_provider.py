@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import cpu_provider
 from cpu_provider import CpuModel, CpuProvider, problem
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline.pipeline import BuiltBundle

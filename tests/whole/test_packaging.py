@@ -18,7 +18,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from repository import ROOT
 from synthetic_bundles import write_synthetic_bundle
 

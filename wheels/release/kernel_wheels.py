@@ -71,17 +71,22 @@ class KernelWheels:
             bundles = bundles_by_platform(json.loads(printed), declared["targets"])
             for paths in bundles.values():
                 read_module("nvgemm_aot", "verify", "--disassemble", *paths)
-            return [self._pack(declared, paths, output) for paths in bundles.values()]
+            return [
+                wheel for paths in bundles.values() for wheel in self._pack(declared, paths, output)
+            ]
 
-    def _pack(self, declared: dict[str, Any], bundles: Sequence[Path], output: Path) -> Path:
+    def _pack(self, declared: dict[str, Any], bundles: Sequence[Path], output: Path) -> list[Path]:
+        """Packs bundles into a wheel, or into several if one is too large."""
         options = ["--name", declared["name"]]
         if "description" in declared:
             options += ["--summary", declared["description"]]
         with tempfile.TemporaryDirectory() as scratch:
             run_module("nvgemm_aot", "wheel", *bundles, "--out", scratch, *options)
-            (wheel,) = Path(scratch).glob("nvgemm_kernels_*.whl")
             output.mkdir(parents=True, exist_ok=True)
-            return Path(shutil.move(wheel, output / wheel.name))
+            return [
+                Path(shutil.move(wheel, output / wheel.name))
+                for wheel in sorted(Path(scratch).glob("nvgemm_kernels_*.whl"))
+            ]
 
 
 def find(name: str, processors: Sequence[str], cudas: Sequence[str]) -> KernelWheels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import InitVar, dataclass, field
 
-from nvgemm_runtime.bundle.format import KernelFacts, sha256_hex
+from nvgemm_runtime.bundle.format import KernelFacts, Whole, sha256_hex
 from nvgemm_runtime.bundle.ranking_entries import (
     CompileFailure,
     Measured,
@@ -26,15 +26,19 @@ class BuiltKernel(KernelFacts):
     """A linked kernel on its way into a bundle.
 
     ``id``, the kernel's name everywhere, is the digest of the payload, a shared object. Callers
-    that have just computed or checked the digest pass it as ``sha256``, in hex.
+    that have just computed or checked the digest pass it as ``sha256``, in hex, and those that
+    know the payload's undefined symbols as ``known_imports``.
     """
 
     payload: bytes
     id: str = field(init=False)
     sha256: InitVar[str | None] = None
+    known_imports: InitVar[tuple[str, ...] | None] = None
 
-    def __post_init__(self, sha256: str | None) -> None:
+    def __post_init__(self, sha256: str | None, known_imports: tuple[str, ...] | None) -> None:
         object.__setattr__(self, "id", sha256 or sha256_hex(self.payload))
+        if known_imports is not None:
+            object.__setattr__(self, "imports", known_imports)
 
     @functools.cached_property
     def imports(self) -> tuple[str, ...]:
@@ -71,7 +75,11 @@ class ProblemRanking:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Everything that determines a bundle's bytes, except the order of kernels and rankings."""
+    """Everything that determines a bundle's bytes, except the order of kernels and rankings.
+
+    ``part_of`` is as in `nvgemm_runtime.bundle.format.Header`. `read_content` leaves it empty,
+    because a changed copy is no part of the original's whole.
+    """
 
     target: Target
     device: str
@@ -82,6 +90,7 @@ class BundleContent:
     rankings: tuple[ProblemRanking, ...]
     unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
     further_devices: tuple[str, ...] = ()
+    part_of: tuple[Whole, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -118,7 +127,12 @@ def read_content(bundle: Bundle) -> BundleContent:
         build_key=header.build_key,
         toolchain=header.toolchain,
         kernels=tuple(
-            BuiltKernel(**kernel.facts(), payload=bundle.payload(kernel), sha256=kernel.id)
+            BuiltKernel(
+                **kernel.facts(),
+                payload=bundle.payload(kernel),
+                sha256=kernel.id,
+                known_imports=header.imports if kernel.imports is None else kernel.imports,
+            )
             for kernel in header.kernels
         ),
         rankings=tuple(

@@ -39,12 +39,17 @@ class BundledFile:
 
 
 def render_sbom(
-    *, distribution: str, version: str, license_expression: str, files: Sequence[BundledFile]
+    *,
+    distribution: str,
+    version: str,
+    license_expression: str,
+    files: Sequence[BundledFile],
+    required: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """Describes a wheel: its bundles, their toolchain, and its requirements.
 
     Toolchain components have the scope ``excluded``, CycloneDX's word for tools that shaped a
-    product without being part of it.
+    product without being part of it. ``required`` are names and versions of other kernel wheels.
 
     The document has neither a serial number nor a time.
     """
@@ -76,10 +81,26 @@ def render_sbom(
                 "scope": "required",
                 "purl": runtime,
             },
+            *(
+                {
+                    "type": "library",
+                    "bom-ref": _purl(*wheel),
+                    "name": wheel[0],
+                    "version": wheel[1],
+                    "scope": "required",
+                    "purl": _purl(*wheel),
+                }
+                for wheel in required
+            ),
             *(_tool_component(*tool, scope="excluded") for tool in tools),
         ],
         "dependencies": [
-            {"ref": root, "dependsOn": sorted([runtime, *(_file_ref(file) for file in files)])},
+            {
+                "ref": root,
+                "dependsOn": sorted(
+                    [runtime, *map(_file_ref, files), *(_purl(*wheel) for wheel in required)]
+                ),
+            },
             *(
                 {
                     "ref": _file_ref(file),

@@ -8,9 +8,10 @@ already, and DEFLATE's output depends on the machine's zlib.
 from __future__ import annotations
 
 import contextlib
+import re
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
@@ -23,20 +24,18 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import (
     BUNDLE_SUFFIX,
     DISTRIBUTION_PREFIX,
     ENTRY_POINT_GROUP,
 )
+from nvgemm_runtime.installed.signatures import SIGNATURE_SUFFIX, bundle_subject
 
-from ..storage.files import space_hint, write_atomic
-from .confirmed_contents import confirmed_contents
+from ..storage.files import space_hint
+from .packed_signatures import packed_signatures
 from .sbom import RUNTIME, BundledFile, render_sbom
 from .wheel_description import cuda_versions, fill_template, read_template, render_description
-
-MAX_WHEEL_BYTES = 95 << 20
-"""Largest wheel, in bytes. The public index takes files up to 100 MB unless a project asks for
-more; 95 MiB (99.6 MB) is below that by either meaning of the unit."""
 
 PLATFORM_TAGS = {
     "linux_x86_64": "manylinux_2_28_x86_64",
@@ -83,6 +82,44 @@ class WheelIdentity:
         return f"{self.package}-{self.version}.dist-info"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackedBundle:
+    """A checked bundle on its way into a wheel.
+
+    Attributes:
+        path: File that it was read from.
+        header: Its header.
+        data: The file's bytes.
+        signatures: Its signature file, or None.
+    """
+
+    path: Path
+    header: Header
+    data: bytes
+    signatures: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Wheels that belong together because one would be too large.
+
+    Attributes:
+        number: Number of the wheel, from 1, which requires all others.
+        identities: All wheels' names, in order.
+        headers: Headers of all bundles in them.
+    """
+
+    number: int
+    identities: Sequence[WheelIdentity]
+    headers: Sequence[Header]
+
+    @property
+    def required(self) -> list[WheelIdentity]:
+        """Wheels that this one requires: the first all others, each other one the first."""
+        first, *others = self.identities
+        return others if self.number == 1 else [first]
+
+
 class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
     """A `WheelFile` whose entries carry no trace of when and where they were written.
 
@@ -98,65 +135,43 @@ class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
         super().writestr(entry, data, ZIP_STORED)
 
 
-def write_wheel(
-    bundles: Sequence[Path], *, name: str, version: str, out_dir: Path, summary: str | None = None
-) -> Path:
-    """Encodes bundles with `encode_wheel` and writes the wheel to a directory, made if missing.
-
-    Returns:
-        The wheel's path.
-
-    Raises:
-        PackagingError, BundleFormatError: See `encode_wheel`.
-        StorageError: If a file cannot be read or written; nothing is left half-written.
-    """
-    filename, data = encode_wheel(bundles, name=name, version=version, summary=summary)
-    write_atomic(out_dir / filename, data)
-    return out_dir / filename
-
-
 def encode_wheel(
-    bundles: Sequence[Path],
+    identity: WheelIdentity,
+    contents: Mapping[str, PackedBundle],
     *,
-    name: str,
-    version: str,
     summary: str | None = None,
-    confirmed: Sequence[Path] = (),
+    confirmed: Mapping[str, bytes] | None = None,
+    parts: Parts | None = None,
 ) -> tuple[str, bytes]:
-    """Packs bundles, one per target, into a wheel; equal bundles in any order give equal bytes.
+    """Packs bundles, one per target, into a wheel; equal bundles give equal bytes.
 
     Args:
-        bundles: Bundle files.
-        name: Suffix of the distribution's name after ``nvgemm-kernels-``; normalised.
-        version: The wheel's version; normalised.
+        identity: The wheel's names and version.
+        contents: Bundles from `read_bundles`.
         summary: One line about the wheel (line breaks become spaces); by default derived from the
             bundles.
-        confirmed: Files with confirmations of the bundles' kernels, one for each GPU product,
-            minor torch version and CUDA version.
+        confirmed: Files with confirmations, by name.
+        parts: The wheels that this one is a part of, or None.
 
     Returns:
-        The wheel's file name and its bytes.
+        The wheel's file name and its bytes, however many.
 
     Raises:
-        PackagingError: If there is no bundle, two bundles have one target, their platforms differ
-            or have no wheel tag, the name, version or summary is not valid, confirmations fit no
-            kernel or each other, or the wheel exceeds `MAX_WHEEL_BYTES`.
-        BundleFormatError: If a bundle breaks a rule of the format.
-        RankingsError: If a file with confirmations breaks a rule of its format.
-        StorageError: If a file cannot be read.
+        PackagingError: If the bundles' platforms differ or have no wheel tag, or the summary is not
+            valid.
     """
-    identity = identify(name, version)
-    contents = _read_bundles(bundles, identity)
-    headers = [header for header, _ in contents.values()]
-    confirmed_files = confirmed_contents(confirmed, headers)
-    tag = _platform_tag(headers)
+    headers = [packed.header for packed in contents.values()]
+    tag = platform_tag(headers)
     filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
-    line = _summary_line(summary, headers)
-    files = _wheel_files(identity, contents, tag, line)
-    beside = {f"{identity.package}/{inner}": text for inner, text in confirmed_files.items()}
-    data = encode_archive(filename, {**beside, **files})
-    _check_size(len(data), len(contents))
-    return filename, data
+    line = _summary_line(summary, parts.headers if parts else headers, parts)
+    files = _wheel_files(identity, contents, tag, line, parts)
+    beside = {f"{identity.package}/{inner}": text for inner, text in (confirmed or {}).items()}
+    beside |= {
+        f"{identity.package}/{key}{BUNDLE_SUFFIX}{SIGNATURE_SUFFIX}": packed.signatures
+        for key, packed in contents.items()
+        if packed.signatures is not None
+    }
+    return filename, encode_archive(filename, {**beside, **files})
 
 
 def identify(name: str, version: str) -> WheelIdentity:
@@ -192,7 +207,7 @@ def identify(name: str, version: str) -> WheelIdentity:
 
 
 def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
-    """Refuses a directory with another version of a kernel wheel.
+    """Refuses a directory with another version of a kernel wheel or of one of its parts.
 
     A pattern such as ``nvgemm_kernels_mine-*.whl`` would match both, and pip would then install
     neither.
@@ -201,7 +216,7 @@ def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
         PackagingError: If the directory has such a wheel, with its name.
         StorageError: If the directory cannot be listed.
     """
-    for name in list_wheels(directory, identity.package):
+    for name in _wheels_and_parts(directory, identity):
         if name.split("-")[1] != identity.version:
             raise PackagingError(
                 f"{directory / name} is another version than {identity.version}, which this "
@@ -210,8 +225,43 @@ def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
             )
 
 
+def refuse_other_parts(
+    directory: Path, identity: WheelIdentity, filenames: Collection[str]
+) -> None:
+    """Refuses a directory with a part that wheels for the same platform do not belong to.
+
+    Args:
+        directory: The wheels' directory.
+        identity: Names and version of the first wheel.
+        filenames: All wheels to be written.
+
+    Raises:
+        PackagingError: If the directory has such a part, with its name.
+        StorageError: If the directory cannot be listed.
+    """
+    tags = {name.rpartition("-")[2] for name in filenames}
+    for name in _wheels_and_parts(directory, identity):
+        if name not in filenames and name.rpartition("-")[2] in tags:
+            raise PackagingError(
+                f"{directory / name} is a part of other wheels than those that this command "
+                "writes: remove it, or choose another directory with --out"
+            )
+
+
+def _wheels_and_parts(directory: Path, identity: WheelIdentity) -> list[str]:
+    """Returns the file names of a kernel wheel and its parts in a directory, sorted."""
+    parts = [
+        name
+        for name in list_wheels(directory, f"{identity.package}_part[0-9]*")
+        if re.fullmatch(rf"{identity.package}_part\d+", name.split("-")[0])
+    ]
+    return [*list_wheels(directory, identity.package), *parts]
+
+
 def list_wheels(directory: Path, package: str) -> list[str]:
     """Returns the sorted file names of a package's wheels; none if the directory does not exist.
+
+    The package may be a pattern.
 
     Raises:
         StorageError: If the directory cannot be listed.
@@ -222,52 +272,60 @@ def list_wheels(directory: Path, package: str) -> list[str]:
         raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
 
 
-def _read_bundles(
-    bundles: Sequence[Path], identity: WheelIdentity
-) -> dict[str, tuple[Header, bytes]]:
-    """Returns each bundle's header and bytes, by path inside the wheel, sorted."""
+def read_bundles(bundles: Sequence[Path]) -> list[PackedBundle]:
+    """Reads and checks bundles for wheels; returns them sorted by target and problem.
+
+    Raises:
+        PackagingError: If there is no bundle, or two bundles have one target and are no parts of
+            one bundle.
+        BundleFormatError: If a bundle breaks a rule of the format.
+        SignatureError: If a signature is for other content, or the policy refuses a bundle.
+        StorageError: If a file cannot be read.
+    """
     if not bundles:
         raise PackagingError("a wheel needs at least one bundle (got 0)")
-    contents: dict[str, tuple[Header, bytes]] = {}
-    sources: dict[str, Path] = {}
-    size_bytes = 0
+    contents: list[PackedBundle] = []
     for path in bundles:
         with Bundle(path) as bundle:
-            inner = f"{identity.package}/{bundle.header.target.key}{BUNDLE_SUFFIX}"
-            if inner in contents:
-                devices = dict.fromkeys((*contents[inner][0].devices, *bundle.header.devices))
-                raise PackagingError(
-                    f"{sources[inner]} and {path} are both for target "
-                    f"{bundle.header.target.key}, a wheel holds one bundle a target: build them "
-                    f"from one manifest (devices: [{', '.join(devices)}]), or pack them in wheels "
-                    "of different names"
-                )
-            size_bytes += bundle.file_bytes
-            _check_size(size_bytes, len(bundles))
+            header = bundle.header
+            for other in contents:
+                is_part = not set(other.header.part_of).isdisjoint(header.part_of)
+                is_same = other.header.build_key == header.build_key
+                if other.header.target == header.target and (is_same or not is_part):
+                    raise PackagingError(
+                        f"{other.path} and {path} are both for target {header.target.key}, a wheel "
+                        f"holds one bundle a target: merge them (nvgemm-aot merge {other.path} "
+                        f"{path} -o OUT{BUNDLE_SUFFIX}), or pack them in wheels of different names"
+                    )
             bundle.check_body()
-            for kernel in bundle.header.kernels:
+            for kernel in header.kernels:
                 bundle.payload(kernel)
-            contents[inner] = (bundle.header, bundle.content())
-            sources[inner] = path
-    return dict(sorted(contents.items()))
+            contents.append(
+                PackedBundle(
+                    path=path,
+                    header=header,
+                    data=bundle.content(),
+                    signatures=packed_signatures(path, bundle_subject(bundle.prefix)),
+                )
+            )
+    return sorted(contents, key=_bundle_order)
 
 
-def _check_size(size_bytes: int, bundle_count: int) -> None:
-    if size_bytes <= MAX_WHEEL_BYTES:
-        return
-    advice = (
-        "pack each target into its own wheel (nvgemm-aot wheel BUNDLE --name NAME)"
-        if bundle_count > 1
-        else "split the manifest in two and pack each part's bundle under its own name"
+def _bundle_order(packed: PackedBundle) -> tuple[str, list[Problem], str]:
+    header = packed.header
+    return (
+        header.target.key,
+        [ranking.problem for ranking in header.rankings[:1]],
+        header.build_key,
     )
-    raise PackagingError(
-        f"the wheel would have {size_bytes / 2**20:.1f} MiB or more, at most "
-        f"{MAX_WHEEL_BYTES / 2**20:.1f} MiB is allowed, so that any index takes it: {advice}, or "
-        "lower the manifest's candidates per problem"
-    )
 
 
-def _platform_tag(headers: Sequence[Header]) -> str:
+def platform_tag(headers: Sequence[Header]) -> str:
+    """Returns a wheel's platform tag.
+
+    Raises:
+        PackagingError: If the bundles' platforms differ or have no tag.
+    """
     platforms = sorted({header.target.platform for header in headers})
     if len(platforms) > 1:
         raise PackagingError(
@@ -282,17 +340,18 @@ def _platform_tag(headers: Sequence[Header]) -> str:
     return PLATFORM_TAGS[platforms[0]]
 
 
-def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
+def _summary_line(summary: str | None, headers: Sequence[Header], parts: Parts | None) -> str:
+    suffix = f" (part {parts.number} of {len(parts.identities)})" if parts else ""
     if summary is None:
         archs = ", ".join(dict.fromkeys(map(_arch_and_devices, headers)))
-        return f"Ahead-of-time compiled GEMM kernels for {archs}"
+        return f"Ahead-of-time compiled GEMM kernels for {archs}{suffix}"
     line = " ".join(summary.split())
     if not line.isprintable() or not 1 <= len(line) <= MAX_SUMMARY_CHARACTERS:
         raise PackagingError(
             f"the summary must be 1 to {MAX_SUMMARY_CHARACTERS} printable characters "
             f"(got {len(line)}: {line!r:.80})"
         )
-    return line
+    return line[: MAX_SUMMARY_CHARACTERS - len(suffix)] + suffix
 
 
 def _arch_and_devices(header: Header) -> str:
@@ -303,13 +362,17 @@ def _arch_and_devices(header: Header) -> str:
 
 def _wheel_files(
     identity: WheelIdentity,
-    contents: dict[str, tuple[Header, bytes]],
+    contents: Mapping[str, PackedBundle],
     tag: str,
     summary: str,
+    parts: Parts | None,
 ) -> dict[str, bytes]:
     """Returns every file except RECORD, by path; metadata last, as the wheel format recommends."""
     info = identity.dist_info
-    headers = [header for header, _ in contents.values()]
+    headers = [packed.header for packed in contents.values()]
+    bundles = {
+        f"{identity.package}/{key}{BUNDLE_SUFFIX}": packed for key, packed in contents.items()
+    }
     archs = ", ".join(dict.fromkeys(header.target.arch for header in headers))
     licences = {
         "Apache-2.0.txt": _apache_licence(),
@@ -320,16 +383,17 @@ def _wheel_files(
         version=identity.version,
         license_expression=LICENSE_EXPRESSION,
         files=[
-            BundledFile(path=path, sha256=sha256_hex(data), header=header)
-            for path, (header, data) in contents.items()
+            BundledFile(path=path, sha256=sha256_hex(packed.data), header=packed.header)
+            for path, packed in bundles.items()
         ],
+        required=[(one.distribution, one.version) for one in parts.required] if parts else [],
     )
     return {
         f"{identity.package}/__init__.py": fill_template("__init__.py.in", targets=archs).encode(),
-        **{path: data for path, (_, data) in contents.items()},
+        **{path: packed.data for path, packed in bundles.items()},
         **{f"{info}/licenses/{name}": text for name, text in licences.items()},
         f"{info}/sboms/{identity.distribution}.cdx.json": sbom,
-        f"{info}/METADATA": _metadata(identity, headers, summary, sorted(licences)),
+        f"{info}/METADATA": _metadata(identity, headers, summary, sorted(licences), parts),
         f"{info}/WHEEL": (
             f"Wheel-Version: 1.0\nGenerator: {RUNTIME} {__version__}\n"
             f"Root-Is-Purelib: false\nTag: py3-none-{tag}\n"
@@ -366,7 +430,11 @@ def encode_archive(filename: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def _metadata(
-    identity: WheelIdentity, headers: Sequence[Header], summary: str, licences: list[str]
+    identity: WheelIdentity,
+    headers: Sequence[Header],
+    summary: str,
+    licences: list[str],
+    parts: Parts | None,
 ) -> bytes:
     # Not by `packaging.metadata`: it writes field names in lower case, which twine does not find.
     fields = [
@@ -379,25 +447,34 @@ def _metadata(
         ("Classifier", "Operating System :: POSIX :: Linux"),
         ("Classifier", "Topic :: Scientific/Engineering :: Artificial Intelligence"),
         ("Requires-Python", REQUIRES_PYTHON),
-        *_requirements(headers),
+        *_requirements(headers, parts),
         ("Description-Content-Type", "text/markdown; charset=UTF-8; variant=GFM"),
     ]
     head = "".join(f"{name}: {value}\n" for name, value in fields)
-    description = render_description(identity.distribution, headers, summary)
+    description = render_description(
+        identity.distribution,
+        headers,
+        summary,
+        parts=[one.distribution for one in parts.identities] if parts else (),
+        cudas=cuda_versions(parts.headers if parts else headers),
+    )
     return f"{head}\n{description}".encode()
 
 
-def _requirements(headers: Sequence[Header]) -> list[tuple[str, str]]:
-    """Returns a wheel's requirements: the runtime, with the library for its kernels' CUDA version.
+def _requirements(headers: Sequence[Header], parts: Parts | None) -> list[tuple[str, str]]:
+    """Returns a wheel's requirements: its other parts, and the runtime.
 
-    If the bundles need several CUDA versions, each version has an extra that brings its library,
-    because pip does not know which torch is installed.
+    The runtime comes with the library for the kernels' CUDA version. If the bundles need several
+    CUDA versions, each version has an extra that brings its library, because pip does not know
+    which torch is installed. The first of several parts has the extras for all of them.
     """
-    cudas = cuda_versions(headers)
+    required = parts.required if parts else ()
+    fields = [("Requires-Dist", f"{one.distribution}=={one.version}") for one in required]
+    cudas = cuda_versions(parts.headers if parts else headers)
     if len(cudas) < 2:
-        return [("Requires-Dist", runtime_requirement(__version__, cudas))]
-    fields = [("Requires-Dist", runtime_requirement(__version__, []))]
-    for cuda in cudas:
+        return [*fields, ("Requires-Dist", runtime_requirement(__version__, cudas))]
+    fields.append(("Requires-Dist", runtime_requirement(__version__, [])))
+    for cuda in cudas if parts is None or parts.number == 1 else ():
         requirement = f'{runtime_requirement(__version__, [cuda])}; extra == "{cuda}"'
         fields += [("Provides-Extra", cuda), ("Requires-Dist", requirement)]
     return fields

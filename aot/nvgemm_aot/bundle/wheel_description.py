@@ -43,25 +43,40 @@ def cuda_versions(headers: Sequence[Header]) -> list[str]:
     return sorted({header.target.cuda for header in headers if header.target.arch != CPU})
 
 
-def _install_commands(distribution: str, headers: Sequence[Header]) -> str:
+def _install_commands(distributions: Sequence[str], cudas: Sequence[str]) -> str:
     """Returns commands that install the wheel files of the kernels and of nvgemm-aot.
 
     No registry has either, so they are installed by file: with one line, or one per CUDA version if
-    the wheel has several.
+    the wheel has several. All parts are named, or pip would look for the others in a registry.
     """
-    wheel = f"{distribution.replace('-', '_')}-*.whl"
-    cudas = cuda_versions(headers)
+    first, *others = (f"{name.replace('-', '_')}-*.whl" for name in distributions)
+    rest = "".join(f" {wheel}" for wheel in others)
     if len(cudas) < 2:
-        return f"pip install nvgemm_aot-*.whl {wheel}"
+        return f"pip install nvgemm_aot-*.whl {first}{rest}"
     return "\n".join(
-        f'pip install nvgemm_aot-*.whl "$(echo ./{wheel})[{cuda}]"'
+        f'pip install nvgemm_aot-*.whl "$(echo ./{first})[{cuda}]"{rest}'
         f"  # beside a torch for CUDA {cuda.removeprefix('cu')}"
         for cuda in cudas
     )
 
 
-def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
-    """Writes a wheel's description, in Markdown."""
+def render_description(
+    distribution: str,
+    headers: Sequence[Header],
+    summary: str,
+    *,
+    parts: Sequence[str] = (),
+    cudas: Sequence[str] | None = None,
+) -> str:
+    """Writes a wheel's description, in Markdown.
+
+    Args:
+        distribution: The wheel's name.
+        headers: Headers of its bundles.
+        summary: One line about it.
+        parts: Names of all wheels that it is installed with, itself among them; none if it is one.
+        cudas: CUDA versions of all these wheels; by default those of its bundles.
+    """
     bundles = [
         (
             f"`{header.target.key}`",
@@ -77,7 +92,9 @@ def render_description(distribution: str, headers: Sequence[Header], summary: st
         "README.md.in",
         distribution=distribution,
         summary=summary.rstrip("."),
-        install=_install_commands(distribution, headers),
+        install=_install_commands(
+            parts or [distribution], cuda_versions(headers) if cudas is None else cudas
+        ),
         bundles=_markdown_table(
             ("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles
         ),

@@ -26,7 +26,7 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.bundle.ranking_entries import CompileFailure, Ranked, Ranking, RankingSource
 from nvgemm_runtime.errors import BundleFormatError, count_text
 
-from ..storage.files import write_atomic
+from ..storage.signed_files import write_signable
 from .compression import Packed, compress
 from .content import BuiltKernel, BundleContent, ProblemRanking
 
@@ -39,6 +39,8 @@ Pack = Callable[[Sequence[bytes]], Packed]
 def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
     """Writes a bundle; equal content gives equal bytes on any machine at any time.
 
+    Signatures of other content beside it are removed.
+
     Raises:
         ValueError: If a ranking names an unknown kernel, a problem is ranked twice for a product,
             or kernels with different signatures have equal payloads.
@@ -47,7 +49,7 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
         StorageError: If the file cannot be written; nothing is left half-written.
     """
     data, header = encode_bundle(content, pack)
-    write_atomic(path, data)
+    write_signable({path: data})
     return header
 
 
@@ -99,6 +101,7 @@ def _header_relative_to_body(
         imports=common,
         failures=tuple(failures),
         further_devices=content.further_devices,
+        part_of=content.part_of,
     )
 
 

@@ -12,6 +12,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 
+from .signing.signed_by import signatures_text
 from .terminal.printing import count_text, size_text, table, us_text
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def bundle_document(bundle: Bundle) -> Document:
         "format_version": header.format_version,
         "generator": header.generator,
         "build_key": header.build_key,
+        "part_of": [asdict(whole) for whole in header.part_of],
         "toolchain": header.toolchain,
         "imports": header.imports,
         "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
@@ -120,7 +122,7 @@ def _by_extents(extents: Sequence[int]) -> str:
 
 
 def bundle_text(document: Document) -> str:
-    """Renders a bundle: facts, kernels, and problems with their ranking."""
+    """Renders a bundle: facts, who signed it if that is known, kernels, and ranked problems."""
     kernels, unknown = document["kernels"], document["unknown_kernels"]
     count = len(kernels) + len(unknown)
     counts = Counter(kernel["signature"] for kernel in kernels)
@@ -131,6 +133,7 @@ def bundle_text(document: Document) -> str:
         ["ranked for", ", ".join(document["products"]) or "no GPU"],
         ["format version", document["format_version"]],
         ["generator", document["generator"]],
+        *([["signatures", signatures_text(document)]] if "signatures" in document else []),
         *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
         ["file", size_text(document["bytes"])],
         ["dictionary", size_text(document["dictionary_bytes"])],

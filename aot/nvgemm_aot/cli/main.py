@@ -16,17 +16,19 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import NvgemmError, StorageError, ToolchainError, install_command
 
 from .build.command import build
-from .bundles import inspect, list_, verify, wheel
+from .bundles.command import inspect, list_, verify, wheel
+from .bundles.merge_and_split import merge, split
 from .cache import cache
 from .coverage.command import coverage
 from .doctor.command import doctor
 from .emulate.command import emulate
-from .explain import explain
 from .manifest import manifest, schema
+from .programs.explain import explain
+from .programs.record import record
 from .rankings.command import rankings
 from .rankings.confirm import confirm
 from .rankings.tune import tune
-from .record import record
+from .signing.command import keygen, sign
 from .terminal import interrupts, output
 
 _log = logging.getLogger(__name__)
@@ -118,7 +120,7 @@ def main(verbose: int) -> None:
 
 
 for _command in (
-    build, cache, confirm, coverage, doctor, emulate, explain, inspect, list_, manifest, rankings,
-    record, schema, tune, verify, wheel,
+    build, cache, confirm, coverage, doctor, emulate, explain, inspect, keygen, list_, manifest,
+    merge, rankings, record, schema, sign, split, tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

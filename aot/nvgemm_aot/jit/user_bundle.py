@@ -24,6 +24,7 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.compression import compress_quickly
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
+from ..bundle.parts.join_contents import join_contents
 from ..bundle.writer import write_bundle
 from ..storage.build_cache import Cache
 from ..storage.files import sweep_partials_of
@@ -167,10 +168,7 @@ def _write(path: Path, content: BundleContent) -> None:
 
 def merge(old: BundleContent, new: BundleContent) -> BundleContent:
     """Joins two contents for one target. ``new`` supplies the ranking for a problem in both."""
-    problems = {ranking.problem for ranking in new.rankings}
-    older = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
-    kernels = {kernel.id: kernel for kernel in (*new.kernels, *old.kernels)}
-    return _with_rankings(new, kernels, (*older, *new.rankings))
+    return join_contents([new, old], lambda rankings, _: rankings[0])
 
 
 def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:

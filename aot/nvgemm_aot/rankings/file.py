@@ -19,8 +19,10 @@ from nvgemm_runtime.bundle.ranking_entries import BACK_TO_BACK, LEAST_REPEAT_S, 
 from nvgemm_runtime.errors import UPGRADE, NvgemmError, RankingsError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.installed.policy_checks import check_file
 
-from ..storage.files import IrregularFileError, read_start, write_atomic
+from ..storage.files import IrregularFileError, read_start
+from ..storage.signed_files import write_signable
 from .entries import COLD, Entry, Operator, Origin, Rankings
 
 FORMAT, VERSION = "nvgemm-aot rankings", 1
@@ -47,7 +49,7 @@ def write_rankings(path: Path, rankings: Rankings) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    write_atomic(path, encode(rankings))
+    write_signable({path: encode(rankings)})
 
 
 def encode(rankings: Rankings) -> bytes:
@@ -96,11 +98,16 @@ def _lines(values: Any) -> bytes:
     return b"[\n" + b",\n".join(values) + b"\n]"
 
 
-def read_rankings(path: Path) -> Rankings:
+def read_rankings(path: Path, *, is_only_shown: bool = False) -> Rankings:
     """Reads a file.
+
+    Args:
+        path: The file.
+        is_only_shown: True to read it whatever the policy says.
 
     Raises:
         StorageError: If the file cannot be read.
+        SignatureError: If the policy refuses it.
         RankingsError: If it is damaged, or is no rankings file in a known version.
     """
     try:
@@ -112,6 +119,8 @@ def read_rankings(path: Path) -> Rankings:
             f"{path}: cannot read: {error.strerror}; name a file that nvgemm-aot rankings export "
             "or merge wrote"
         ) from error
+    if not is_only_shown:
+        check_file(path, data)
     return decode(str(path), data)
 
 

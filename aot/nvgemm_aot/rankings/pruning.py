@@ -83,6 +83,26 @@ def needed_for_service(
     return staying.difference(kept_ids)
 
 
+def lost_service(before: Iterable[BundleContent], after: BundleContent) -> list[BuiltKernel]:
+    """Returns kernels without which contents serve fewer operands or programs than before.
+
+    They are sorted by signature and id; see `needed_for_service`.
+    """
+    contents = list(before)
+    kernels = {kernel.id: kernel for content in contents for kernel in content.kernels}
+    groups = by_signature(ranking for content in contents for ranking in content.rankings)
+    kept = {
+        key: {id_ for ranking in rankings for id_, _ in ranking.kernels}
+        for key, rankings in by_signature(after.rankings).items()
+    }
+    lost = {
+        id_
+        for key, rankings in groups.items()
+        for id_ in needed_for_service(rankings, kernels, kept.get(key, set()))
+    }
+    return sorted((kernels[id_] for id_ in lost), key=lambda kernel: (kernel.signature, kernel.id))
+
+
 def keep_ranked(ranking: ProblemRanking, kept_ids: Collection[str]) -> ProblemRanking:
     """Returns a ranking with only the kept kernels, in the same order."""
     indices = [index for index, (id_, _) in enumerate(ranking.kernels) if id_ in kept_ids]

@@ -91,14 +91,20 @@ def is_shipped_name(argument: Path) -> bool:
     )
 
 
-def read_named(argument: Path) -> Rankings:
+def read_named(argument: Path, *, is_only_shown: bool = False) -> Rankings:
     """Reads a file, or shipped rankings by name; see `is_shipped_name`.
 
+    Shipped rankings come with the code that reads them, so they need no signature.
+
+    Args:
+        argument: File, or name.
+        is_only_shown: See `read_rankings`.
+
     Raises:
-        StorageError, RankingsError: See `read_rankings` and `is_shipped_name`.
+        StorageError, RankingsError, SignatureError: See `read_rankings` and `is_shipped_name`.
     """
     if not is_shipped_name(argument):
-        return read_rankings(argument)
+        return read_rankings(argument, is_only_shown=is_only_shown)
     if argument.name == SHIPPED:
         return all_shipped_rankings()
-    return read_rankings(DIRECTORY / f"{argument.name}.json")
+    return read_rankings(DIRECTORY / f"{argument.name}.json", is_only_shown=True)

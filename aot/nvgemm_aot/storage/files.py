@@ -16,6 +16,7 @@ import select
 import stat
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,6 +110,28 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise StorageError(
             f"{path}: cannot write {len(data)} bytes: {error.strerror}; {space_hint(error)}"
         ) from error
+
+
+def write_all(contents: Mapping[Path, bytes]) -> None:
+    """Writes files that belong together; if one cannot be written, new ones are removed again.
+
+    Each file is written as by `write_atomic`. A file that existed before stays: the former one or
+    the new one.
+
+    Raises:
+        StorageError: If a file cannot be written.
+    """
+    made: list[Path] = []
+    try:
+        for path, data in contents.items():
+            if not path.exists():
+                made.append(path)
+            write_atomic(path, data)
+    except BaseException:  # also an interruption
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Private ed25519 keys: made, read from a PEM file that only this user can read, and used."""
+"""Private ed25519 keys, in PEM files that only their user can read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.errors import SignatureError, StorageError, ToolchainError, install_command
-from nvgemm_runtime.installed.policy import key_id
-from nvgemm_runtime.installed.signatures import Signature, Subject
+from nvgemm_runtime.installed.signatures import Signature, Subject, key_id, public_text
 from nvgemm_runtime.settings import SIGNING_KEY_VARIABLE
 
-from .files import make_directories
+from .files import make_directories, read_start, remove_file, space_hint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -23,12 +22,22 @@ _MAX_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key in memory. Its text form shows only the public key's id."""
+    """A private key in memory. Its text form shows only the public key."""
 
     _key: Ed25519PrivateKey
 
     def __repr__(self) -> str:
-        return f"SigningKey({key_id(self.public)[:12]})"
+        return f"SigningKey({self.public_text})"
+
+    @property
+    def id(self) -> str:
+        """The public key in hex, as signatures name it."""
+        return key_id(self.public)
+
+    @property
+    def public_text(self) -> str:
+        """The public key in base64, as policies name it."""
+        return public_text(self.public)
 
     @property
     def public(self) -> bytes:
@@ -37,7 +46,7 @@ class SigningKey:
 
     def sign(self, subject: Subject) -> Signature:
         """Signs a subject."""
-        return Signature(key_id=key_id(self.public), value=self._key.sign(subject.message))
+        return Signature(key_id=self.id, value=self._key.sign(subject.message))
 
 
 def environment_key() -> SigningKey | None:
@@ -58,20 +67,21 @@ def read_key(path: Path) -> SigningKey:
         ToolchainError: If the package cryptography is missing.
     """
     ed25519, serialization = _libraries()
+    from cryptography.exceptions import UnsupportedAlgorithm
+
     try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(_MAX_BYTES)
-    except OSError as error:
-        raise SignatureError(f"private key {path}: cannot read: {error.strerror}") from None
-    if mode & 0o077:
+        refusal = _readable_by_others(path)
+        data = b"" if refusal else read_start(path, _MAX_BYTES)
+    except (OSError, StorageError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SignatureError(
-            f"private key {path}: others can read it (mode {mode:04o}); replace the key, and run: "
-            f"chmod 600 on the new one"
-        )
+            f"private key {path}: cannot read: {reason}; make one: nvgemm-aot keygen"
+        ) from None
+    if refusal:
+        raise SignatureError(f"private key {path}: {refusal}")
     try:
         key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise SignatureError(
@@ -79,6 +89,22 @@ def read_key(path: Path) -> SigningKey:
             "nvgemm-aot keygen"
         )
     return SigningKey(key)
+
+
+def _readable_by_others(path: Path) -> str | None:
+    """Returns the reason that others can read a key, or None; ssh(1) has the same rule for a group.
+
+    A group may read the key of another user, such as root: secrets are mounted so.
+    """
+    status = path.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    refused = 0o077 if status.st_uid == os.geteuid() else 0o007
+    if not mode & refused:
+        return None
+    return (
+        f"others can read or write it (mode {mode:04o}), so it may be known; make another key, "
+        f"revoke this one, and keep the new file's mode at 0600"
+    )
 
 
 def make_key(path: Path) -> SigningKey:
@@ -97,16 +123,27 @@ def make_key(path: Path) -> SigningKey:
     )
     try:
         make_directories(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise StorageError(f"{path}: exists; a key is never replaced: name another file") from None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        raise _unwritable(path, error) from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        remove_file(path)  # half a key
+        raise _unwritable(path, error) from None
     return SigningKey(key)
+
+
+def _unwritable(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot be written: {error.strerror}; {space_hint(error)}")
 
 
 def _libraries() -> tuple[Any, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
 from nvgemm_runtime.bundle.ranking_entries import (
     ESTIMATE,
@@ -20,12 +18,13 @@ from nvgemm_runtime.bundle.ranking_entries import (
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError, count_text
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
-from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
+from ..bundle.parts.build_keys import content_document
+from ..bundle.parts.join_contents import difference, join_contents
+from ..rankings.agreement import ATEN, TRITON, contender_name
 from ..rankings.intervals import TimeInterval, contending, interval_of, is_decided
+from ..rankings.join_rankings import joining
 from ..rankings.pruning import keep_ranked
 from .correctness.judgement import rejected_kernels
 from .outcome import TuningOutcome
@@ -33,15 +32,12 @@ from .outcome import TuningOutcome
 LEFT_UNDECIDED = "one of the fastest was dropped later, and those left were not told apart"
 
 
-def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
+def read_together(bundles: Sequence[Bundle]) -> BundleContent:
     """Joins bundle contents with the same target, toolchain and device profiles.
 
-    A problem that several bundles rank for a GPU product gets all their kernels. The most reliable
-    ranking sets the order: confirmed, repeated, measured once, with doubts, then measured with
-    another CUDA version or back to back with dependent-launch kernels, then estimated. The first
-    wins between equals. The ranking becomes uncertain if two measurements without doubts disagree.
-    Kernels not measured for the problem come last, without a time; `tuned_content` drops them if
-    they get none.
+    A problem that several bundles rank for a GPU product gets all their kernels, in the order that
+    `join_rankings.joining` describes. Kernels not measured for the problem come last, without a
+    time; `tuned_content` drops them if they get none.
 
     Raises:
         BundleFormatError: If a bundle is damaged.
@@ -49,64 +45,14 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     """
     for bundle in bundles:
         bundle.check_body()
-    first, *others = contents = [read_content(bundle) for bundle in bundles]
-    for bundle, other in zip(bundles[1:], others):
-        for label, name in (
-            ("target", "target"),
-            ("device", "devices"),
-            ("toolchain", "toolchain"),
-        ):
-            expected, actual = getattr(first, name), getattr(other, name)
-            if expected != actual:
-                actual, expected = (_format_value(value) for value in (actual, expected))
-                raise TuningError(
-                    f"{bundle.path}: {label} is {actual}, that of {bundles[0].path} is {expected}; "
-                    "tune them one by one"
-                )
-    kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}
-    rankings: dict[tuple[str, str], ProblemRanking] = {}
-    for content in contents:
-        for ranking in content.rankings:
-            key = ranking.problem.key, ranking.gpu
-            rankings[key] = (
-                _join_rankings(rankings[key], ranking, kernels, facts)
-                if key in rankings
-                else ranking
-            )
-    unserved = {problem.key for content in contents for problem in content.unserved}
-    for key, ranking in rankings.items():
-        if key[0] in unserved:  # declared in one bundle, measured in another
-            rankings[key] = replace(ranking, is_declared=True)
-    ranked = {ranking.problem for ranking in rankings.values()}
-    return replace(
-        first,
-        kernels=tuple(kernels.values()),
-        rankings=_mark_further_rankings(rankings.values()),
-        unserved={
-            problem: reason
-            for content in reversed(contents)
-            for problem, reason in content.unserved.items()
-            if problem not in ranked
-        },
+    contents = [read_content(bundle) for bundle in bundles]
+    different = difference(
+        [(bundle.path, content) for bundle, content in zip(bundles, contents)],
+        {"target": "target", "device": "devices", "toolchain": "toolchain"},
     )
-
-
-def _format_value(value: Any) -> Any:
-    """Formats a target, device profiles or a toolchain for a message."""
-    return ", ".join(value) if isinstance(value, tuple) else getattr(value, "key", value)
-
-
-def _mark_further_rankings(rankings: Iterable[ProblemRanking]) -> tuple[ProblemRanking, ...]:
-    """Marks all but a problem's first ranking as further."""
-    ranked_problems: set[Problem] = set()
-    marked = []
-    for ranking in rankings:
-        marked.append(
-            replace(ranking, is_further=ranking.is_further or ranking.problem in ranked_problems)
-        )
-        if not ranking.is_further:
-            ranked_problems.add(ranking.problem)
-    return tuple(marked)
+    if different is not None:
+        raise TuningError(f"{different}; tune them one by one")
+    return join_contents(contents, joining(contents[0].target, keeps_untimed=True))
 
 
 def rankings_to_measure(content: BundleContent, gpu: str) -> list[ProblemRanking]:
@@ -161,54 +107,8 @@ def with_rankings(
     return replace(content, rankings=(*content.rankings, *added))
 
 
-def _join_rankings(
-    ranking: ProblemRanking,
-    other: ProblemRanking,
-    kernels: Mapping[str, BuiltKernel],
-    facts: DeviceFacts,
-) -> ProblemRanking:
-    if _evidence_rank(other, kernels, facts) < _evidence_rank(ranking, kernels, facts):
-        ranking, other = other, ranking
-    known_ids = {id_ for id_, _ in ranking.kernels}
-    # Times from two sources do not compare, so unmeasured kernels have no rank.
-    added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known_ids)
-    joined = replace(
-        ranking,
-        kernels=(*ranking.kernels, *added),
-        is_declared=ranking.is_declared or other.is_declared,
-        is_further=ranking.is_further and other.is_further,
-    )
-    gpu = ranking.source.gpu
-    before, now = previous_outcome(other, gpu), previous_outcome(ranking, gpu)
-    if joined.measured is None or before is None or now is None:
-        return joined
-    compared = compare(before, now)
-    if compared.relation is Relation.CONTRADICTS:
-        return _add_doubt(joined, joined.measured, compared.reason)
-    if compared.relation is Relation.CONFIRMS:
-        gpus = confirming_gpus(before, now)
-        return replace(joined, measured=replace(joined.measured, confirmed_by=gpus))
-    return joined
-
-
 def _add_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> ProblemRanking:
     return replace(ranking, measured=replace(measured, doubts=(*measured.doubts, doubt)))
-
-
-def _evidence_rank(
-    ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], facts: DeviceFacts
-) -> int:
-    """Rates a ranking by its evidence, 0 for the strongest, on a machine with these facts."""
-    measured, source = ranking.measured, ranking.source
-    if measured is None or source.conditions is None:
-        return 5
-    ranked = [kernels[id_] for id_, _ in ranking.kernels]
-    facts = replace(facts, name=source.gpu)
-    if why_order_is_open(replace(measured, doubts=()), source, facts, ranked) is not None:
-        return 4
-    if measured.doubts:
-        return 3
-    return 0 if measured.is_confirmed else 1 if measured.is_repeated else 2
 
 
 def tuned_content(
@@ -349,28 +249,7 @@ def _kernel_timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Ti
 
 def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
     """Sets a build key: a digest over the original's key and the new rankings."""
-    document = {
-        "tuned": made_from,
-        "generator": content.generator,
-        "target": content.target.key,
-        "toolchain": content.toolchain,
-        "kernels": sorted(kernel.id for kernel in content.kernels),
-        "rankings": [
-            [
-                ranking.problem.key,
-                source_json(ranking.source),
-                ranking.kernels,
-                ranking.measured and measured_json(ranking.measured),
-                [asdict(failure) for failure in ranking.missing],
-                *([] if ranking.is_declared else ["not declared"]),
-                *(["further"] if ranking.is_further else []),
-            ]
-            for ranking in sorted(
-                content.rankings, key=lambda ranking: (ranking.problem.key, ranking.gpu)
-            )
-        ],
-        "unserved": unserved_json(content.unserved),
-    }
+    document = {"tuned": made_from, **content_document(content)}
     return replace(content, build_key=sha256_hex(canonical_json(document)))
 
 

@@ -12,6 +12,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
+from nvgemm_runtime.installed.policy_checks import check_bundle
 from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.trust import why_another_release
@@ -176,12 +177,13 @@ def tune(
         BundleFormatError: If a bundle is damaged.
         DriverError: If a library that kernels need is missing or does not fit.
         ToolchainError: If the native launcher is missing.
+        SignatureError: If the policy refuses a bundle.
         StorageError: If a file cannot be read or written, or the state is damaged.
     """
     begin = clock()
     with contextlib.ExitStack() as stack:
         bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
-        content = read_together(bundles, bench.facts)
+        content = read_together(bundles)
         if not content.rankings:
             names = ", ".join(map(str, paths))
             raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
@@ -338,6 +340,7 @@ def _confirmed_outcomes(
 @contextlib.contextmanager
 def _open_bundle(path: Path, bench: Bench) -> Iterator[Bundle]:
     with Bundle(path) as bundle:
+        check_bundle(path, bundle.prefix)
         reason = refusal(bundle.header, bench.facts)
         if reason is not None:
             raise TuningError(f"{path} cannot be measured here: {reason}")

@@ -15,7 +15,13 @@ from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PREFIX
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
+from nvgemm_runtime.installed.policy_checks import check_bundle
 from nvgemm_runtime.installed.registry import INSTALLATION
+from nvgemm_runtime.installed.signatures import (
+    MAX_FILE_BYTES,
+    SIGNATURE_SUFFIX,
+    signature_path,
+)
 from nvgemm_runtime.matching.matches import BundleView
 
 from ..storage.files import open_regular
@@ -30,7 +36,7 @@ class NamedBundle:
 
     Attributes:
         name: Name in messages: its path, or its wheel's path followed by the member's.
-        file: File with the bundle's bytes.
+        file: File with the bundle's bytes; its signature file is beside it, if it has one.
     """
 
     name: str
@@ -50,6 +56,7 @@ def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
 
     Raises:
         BundleFormatError: If a bundle breaks a format rule.
+        SignatureError: If the policy refuses a bundle.
         StorageError: If a path cannot be read or holds no bundle.
     """
     return [
@@ -97,6 +104,7 @@ def installed_bundles() -> tuple[list[BundleView], list[str]]:
 
 def _read_header(named: NamedBundle) -> BundleView:
     with named.named_in_errors(), Bundle(named.file) as bundle:
+        check_bundle(named.file, bundle.prefix, name=named.name)
         return BundleView(name=named.name, header=bundle.header)
 
 
@@ -131,6 +139,7 @@ def _find_in_wheel(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
                 else:
                     with wheel.open(member) as packed, file.open("wb") as unpacked:
                         shutil.copyfileobj(packed, unpacked)
+                _unpack_signatures(wheel, member, file)
                 yield NamedBundle(name=f"{path}/{member}", file=file)
     except _DAMAGED as error:
         raise StorageError(f"{path}: incomplete wheel: {error}; build it again") from error
@@ -148,6 +157,16 @@ def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
             if header_bytes <= MAX_HEADER_BYTES:
                 unpacked.write(packed.read(header_bytes))
         unpacked.truncate(wheel.getinfo(member).file_size)
+
+
+def _unpack_signatures(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
+    """Unpacks a bundle's signature file, cut where it is too long, beside the bundle."""
+    beside = signature_path(file)
+    beside.unlink(missing_ok=True)
+    name = f"{member}{SIGNATURE_SUFFIX}"
+    if name in wheel.NameToInfo:
+        with wheel.open(name) as packed:
+            beside.write_bytes(packed.read(MAX_FILE_BYTES + 1))
 
 
 def _no_bundle(path: Path) -> StorageError:

@@ -27,6 +27,7 @@ from .format import (
     KernelDesign,
     Span,
     UnknownKernel,
+    Whole,
     canonical_json,
 )
 from .header_rules import Parts, check_header
@@ -135,6 +136,7 @@ class _Decoder(HeaderValues):
             failures=parts.failures,
             format_version=self.version,
             further_devices=self.further_devices(top, device),
+            part_of=self.each(self.optional_list(top, "part_of"), "part_of", self.whole),
         )
         check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
         return separate_unknown_entries(header, parts)
@@ -148,6 +150,10 @@ class _Decoder(HeaderValues):
         if len({first, *names}) <= len(names):
             self.refuse("further_devices", f"other names than {first!r:.40}, each once", names)
         return names
+
+    def whole(self, value: Any, path: str) -> Whole:
+        build_key, prefix_sha256 = self.each(value, path, self.digest, 2)
+        return Whole(build_key=build_key, prefix_sha256=prefix_sha256)
 
     def features(self, fields: dict[str, Any], path: str) -> tuple[str, ...]:
         """Returns the features that an object requires."""

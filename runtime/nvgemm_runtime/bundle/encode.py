@@ -38,6 +38,8 @@ def encode_header(header: Header) -> bytes:
     }
     if header.further_devices:
         document["further_devices"] = list(header.further_devices)
+    if header.part_of:
+        document["part_of"] = [[whole.build_key, whole.prefix_sha256] for whole in header.part_of]
     if header.unserved:
         document["unserved"] = unserved_json(header.unserved)
     if header.failures:

@@ -214,6 +214,19 @@ class UnknownKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Whole:
+    """Bundle that another one is a part of, as ``nvgemm-aot split`` makes it.
+
+    Attributes:
+        build_key: Its build key.
+        prefix_sha256: Digest of its prefix, which holds the digest of everything behind it.
+    """
+
+    build_key: str
+    prefix_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Header:
     """Bundle header; see FORMAT.md for each field.
 
@@ -240,6 +253,7 @@ class Header:
         unknown_unserved: Entries in ``unserved`` that this release does not understand.
         format_version: File format version.
         further_devices: Other device profiles used in the build, by name.
+        part_of: Bundles that this one is a part of, the smallest first.
     """
 
     target: Target
@@ -261,6 +275,7 @@ class Header:
     unknown_unserved: tuple[UnknownEntry, ...] = ()
     format_version: int = FORMAT_VERSION
     further_devices: tuple[str, ...] = ()
+    part_of: tuple[Whole, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class Bundle:
     Attributes:
         path: Path at opening.
         header: Validated header.
+        prefix: The open file's first bytes, up to the header, which hold the header's digest.
         file_bytes: File length.
         identity: The open file's device, inode and modification time.
     """
@@ -156,7 +157,8 @@ class Bundle:
         """Returns the header, and the body's offset."""
         if self.file_bytes < PREFIX.size:
             self._fail("truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}")
-        magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
+        self.prefix = self._read(0, PREFIX.size)
+        magic, version, header_bytes, digest = PREFIX.unpack(self.prefix)
         if magic != MAGIC:
             self._fail("magic", f"the file starts with {magic!r}, a bundle with {MAGIC!r}")
         if version not in READABLE_VERSIONS:

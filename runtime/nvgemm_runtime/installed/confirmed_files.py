@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import NvgemmError, StorageError
-from ..settings import BUNDLES_VARIABLE, CONFIRMED_VARIABLE, printable_path
+from ..errors import NvgemmError, SignatureError, StorageError
+from ..settings import BUNDLES_VARIABLE, CONFIRMED_VARIABLE, POLICY_VARIABLE, printable_path
 from .discover import (
     CONFIRMED_SUFFIX,
     BundleFile,
@@ -22,6 +22,7 @@ from .discover import (
     owned_file,
     user_directory,
 )
+from .regular_files import read_regular
 
 if TYPE_CHECKING:
     from ..bundle.confirmations import Confirmations
@@ -114,26 +115,37 @@ class ConfirmedFile:
 
 def read_bytes(file: BundleFile) -> bytes | None:
     """Returns a file's content, or None if it cannot or must not be read."""
+    return _read(file)[0]
+
+
+def _read(file: BundleFile) -> tuple[bytes | None, str | None]:
+    """Returns a file's content, or None and the reason."""
     if file.problem is not None:
-        return None
+        return None, file.problem
     try:
-        with file.path.open("rb") as opened:
-            return opened.read(_LARGEST_READ)
-    except OSError:
-        return None
+        data = read_regular(file.path, _LARGEST_READ)
+    except (OSError, StorageError):
+        name = printable_path(file.path)
+        return None, f"{name}: cannot be read; remove it, or run: nvgemm-aot confirm"
+    if os.environ.get(POLICY_VARIABLE):
+        from .policy_checks import check_file  # not in processes without a policy
+
+        try:
+            check_file(file.path, data)
+        except SignatureError as error:
+            return None, str(error)
+    return data, None
 
 
 def read_confirmed(file: BundleFile) -> ConfirmedFile:
     """Reads a file; a fault becomes its problem."""
     from ..bundle.confirmations import decode_confirmations  # not in every compiling process
 
-    data, confirmations, problem = read_bytes(file), None, file.problem
-    name = printable_path(file.path)
-    if data is None:
-        problem = problem or f"{name}: cannot be read; remove it, or run: nvgemm-aot confirm"
-    else:
+    data, problem = _read(file)
+    confirmations = None
+    if data is not None:
         try:
-            confirmations = decode_confirmations(data, name)
+            confirmations = decode_confirmations(data, printable_path(file.path))
         except NvgemmError as error:
             problem = str(error)
     return ConfirmedFile(

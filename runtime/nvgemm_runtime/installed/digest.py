@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 
 from ..errors import StorageError
-from ..settings import BUNDLES_VARIABLE
+from ..settings import BUNDLES_VARIABLE, POLICY_VARIABLE
 from .confirmed_files import confirmed_directory, find_confirmed, read_bytes
 from .discover import BundleFile, find_bundles
 
@@ -69,7 +69,7 @@ def _digest(bundles: Iterable[BundleFile], confirmed: Iterable[bytes | None] = (
     digest = hashlib.sha256()
     for file in bundles:
         digest.update(b"bundle ")  # a file may be empty
-        digest.update(_UNUSABLE if file.problem is not None else _first_bytes(file.path))
+        digest.update(_first_bytes(file))
     for data in confirmed:
         digest.update(b"confirmed ")
         digest.update(_UNUSABLE if data is None else hashlib.sha256(data).digest())
@@ -79,11 +79,15 @@ def _digest(bundles: Iterable[BundleFile], confirmed: Iterable[bytes | None] = (
 _EMPTY_DIGEST = _digest(())
 
 
-def _first_bytes(path: os.PathLike[str]) -> bytes:
+def _first_bytes(file: BundleFile) -> bytes:
     """Returns a bundle's first bytes."""
+    if file.problem is not None:
+        return _UNUSABLE
+    if file.checked_prefix:
+        return file.checked_prefix
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read(_PREFIX_BYTES)
+        with file.path.open("rb") as opened:
+            return opened.read(_PREFIX_BYTES)
     except OSError:
         return _UNUSABLE
 
@@ -92,6 +96,11 @@ def _modification_times(files: Iterable[BundleFile]) -> list[tuple[str, int]]:
     """Returns modification times of bundles and their possible locations: path, nanoseconds."""
     named_paths = filter(None, os.environ.get(BUNDLES_VARIABLE, "").split(os.pathsep))
     paths = [*named_paths, *_user_directory(), *sys.path, *(str(file.path) for file in files)]
+    if policy := os.environ.get(POLICY_VARIABLE):
+        # A file that is signed later counts from then on.
+        from .signatures import SIGNATURE_SUFFIX
+
+        paths += [policy, *(f"{file.path}{SIGNATURE_SUFFIX}" for file in files)]
     return [(path, _modified_ns(path)) for path in paths]
 
 

@@ -7,11 +7,12 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
-from ..settings import BUNDLES_VARIABLE, printable_path
+from ..errors import SignatureError, StorageError
+from ..settings import BUNDLES_VARIABLE, POLICY_VARIABLE, printable_path
 from .ownership import writable_by_others
 
 ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
@@ -124,6 +125,9 @@ class BundleFile:
         problem: Reason that it must not or cannot be opened, or None.
         requirement: Distribution and version as a pip requirement, if known.
         confirmed_files: Files with confirmations in the same distribution, unread.
+        is_refused: True if the policy is the problem.
+        checked_prefix: First bytes that the policy accepted, which the opened file must have; None
+            without a policy.
     """
 
     path: Path
@@ -131,13 +135,16 @@ class BundleFile:
     problem: str | None
     requirement: str | None = None
     confirmed_files: tuple[Path, ...] = ()
+    is_refused: bool = False
+    checked_prefix: bytes | None = None
 
 
 def find_bundles() -> tuple[BundleFile, ...]:
     """Finds every bundle named in NVGEMM_AOT_BUNDLES or installed, in this order.
 
     Each file comes once. A named file that others can write has that as its problem, because
-    loading a bundle runs its code. Installed wheels are next to code that runs anyway.
+    loading a bundle runs its code. Installed wheels are next to code that runs anyway. With a
+    policy, a bundle that it refuses has that as its problem, wherever it is.
     """
     installed = (
         BundleFile(
@@ -152,7 +159,28 @@ def find_bundles() -> tuple[BundleFile, ...]:
     files_by_path: dict[str, BundleFile] = {}
     for file in (*_named_bundles(), *installed):
         files_by_path.setdefault(os.path.realpath(file.path), file)
-    return tuple(files_by_path.values())
+    if not os.environ.get(POLICY_VARIABLE):
+        return tuple(files_by_path.values())
+    return tuple(
+        file if file.problem is not None else _checked(file) for file in files_by_path.values()
+    )
+
+
+def _checked(file: BundleFile) -> BundleFile:
+    """Returns a bundle with the policy's refusal as its problem, or with the accepted prefix."""
+    from .policy_checks import check_bundle  # not in processes without a policy
+    from .regular_files import read_regular
+    from .signatures import PREFIX_BYTES
+
+    try:
+        prefix = read_regular(file.path, PREFIX_BYTES)
+    except (OSError, StorageError):
+        return replace(file, checked_prefix=b"")  # opening it fails, and gives the reason
+    try:
+        check_bundle(file.path, prefix)
+    except SignatureError as error:
+        return replace(file, problem=str(error), is_refused=True)
+    return replace(file, checked_prefix=prefix)
 
 
 def _named_bundles() -> Iterator[BundleFile]:

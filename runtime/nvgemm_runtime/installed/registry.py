@@ -16,7 +16,7 @@ from pathlib import Path
 from ..bundle.confirmations import Confirmations
 from ..bundle.format import Kernel
 from ..bundle.reader import Bundle, file_identity
-from ..errors import NvgemmError, count_text
+from ..errors import NvgemmError, StorageError, count_text
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
 from ..matching.index import Index
@@ -48,6 +48,7 @@ class FoundBundle:
         bundle: Open bundle; None if it cannot be used.
         problem: Reason that it cannot be used, or None.
         requirement: Distribution and version as a pip requirement, if known.
+        is_refused: True if the policy is the problem.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class FoundBundle:
     bundle: Bundle | None
     problem: str | None
     requirement: str | None = None
+    is_refused: bool = False
 
     @property
     def name(self) -> str:
@@ -245,6 +247,10 @@ class Installation:
         if problem is None:
             try:
                 bundle = Bundle(file.path)
+                if file.checked_prefix not in (None, bundle.prefix):
+                    raise StorageError(
+                        f"{file.path}: replaced after its signature was checked; start again"
+                    )
                 if is_user_bundle:
                     # Other bundles are checked kernel by kernel. Damage here must count as a miss:
                     # a miss compiles the kernel and rewrites the file.
@@ -264,6 +270,7 @@ class Installation:
             bundle=bundle,
             problem=problem,
             requirement=file.requirement,
+            is_refused=file.is_refused,
         )
 
     def _warn(self, kind: str, origin: str, problem: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import RequiredError
-from ..settings import BUNDLES_VARIABLE, COMPILE_OPTION, MODE_VARIABLE
+from ..settings import BUNDLES_VARIABLE, COMPILE_OPTION, MODE_VARIABLE, POLICY_VARIABLE
 from .registry import INSTALLATION, FoundBundle
 
 
@@ -31,6 +31,8 @@ def require_opened() -> None:
 
 def _next_step(entry: FoundBundle) -> str:
     """Returns the step that repairs a bundle that cannot be opened."""
+    if entry.is_refused:
+        return f"sign it with a key of the policy, or correct the policy in {POLICY_VARIABLE}"
     if entry.origin == BUNDLES_VARIABLE:
         return (
             f"correct or remove the path in {BUNDLES_VARIABLE}; rebuild a damaged bundle with "

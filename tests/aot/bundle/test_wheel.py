@@ -15,9 +15,9 @@ from zipfile import ZIP_STORED, ZipFile
 import pytest
 from packaging.utils import parse_wheel_filename
 
-from nvgemm_aot.bundle import wheel as wheel_module
 from nvgemm_aot.bundle import wheel_description
-from nvgemm_aot.bundle.wheel import runtime_requirement, write_wheel
+from nvgemm_aot.bundle.wheel import runtime_requirement
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import BundleFormatError, PackagingError, StorageError
 from repository import ROOT
@@ -299,17 +299,6 @@ def test_refuses_summary_that_an_index_refuses(
     bundles: list[Path], tmp_path: Path, summary: str
 ) -> None:
     refuse(bundles, tmp_path, "summary must be 1 to 512 printable", summary=summary)
-
-
-@pytest.mark.parametrize("margin", [-1, 0], ids=["bundles alone", "with metadata"])
-def test_refuses_wheel_over_the_limit_and_says_how_to_split(
-    bundles: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, margin: int
-) -> None:
-    total = sum(path.stat().st_size for path in bundles)
-    monkeypatch.setattr(wheel_module, "MAX_WHEEL_BYTES", total + margin)
-    refuse(bundles, tmp_path, "nvgemm-aot wheel BUNDLE --name NAME")
-    monkeypatch.setattr(wheel_module, "MAX_WHEEL_BYTES", bundles[0].stat().st_size + margin)
-    refuse(bundles[:1], tmp_path, "split the manifest in two")
 
 
 def test_damaged_bundle_passes_through(bundles: list[Path], tmp_path: Path) -> None:

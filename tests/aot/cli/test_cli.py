@@ -6,12 +6,13 @@ import itertools
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.bundle import wheel
+from nvgemm_aot.bundle import wheel_set
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline import assemble, linker, pipeline
 from nvgemm_aot.pipeline.pipeline import BuildResult, BuiltBundle
@@ -94,12 +95,18 @@ def built_for_each_platform(directory: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("built_for_each_platform")
 def test_no_wheel_is_written_where_one_of_them_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    check, sizes = wheel._check_size, iter([1, wheel.MAX_WHEEL_BYTES + 1])
-    monkeypatch.setattr(wheel, "_check_size", lambda _, count: check(next(sizes), count))
+    encode, calls = wheel_set.encode_wheel, itertools.count()
+
+    def encode_one(*args: Any, **named: Any) -> tuple[str, bytes]:
+        if next(calls):
+            raise errors.PackagingError("too large")
+        return encode(*args, **named)
+
+    monkeypatch.setattr(wheel_set, "encode_wheel", encode_one)
     result = run("build", "some.yaml", "-o", "out", "--wheel", "--json")
     assert result.exit_code == errors.PackagingError.exit_code
     assert not list(Path("out").glob("*.whl"))
-    assert next(sizes, None) is None
+    assert next(calls) == 2
 
 
 @pytest.mark.usefixtures("built_for_each_platform")

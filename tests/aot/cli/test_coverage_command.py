@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.manifest.shipped_manifests import find_manifest

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.cli.doctor import diagnosis
+from nvgemm_aot.cli.doctor import diagnosis, policy_here
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 from nvgemm_runtime.bundle import calling_convention
@@ -25,10 +26,12 @@ from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, EARLIER_SYMBO
 from nvgemm_runtime.bundle.ranking_entries import Conditions, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
+from nvgemm_runtime.installed.policy import utc_today
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION, TorchVersions
 from repository import TESTS
+from signing_keys import new_key, set_policy, sign_bundle
 from synthetic_bundles import install_lost_and_damaged, write_synthetic_bundle
 from synthetic_facts import H200, LIBRARY
 
@@ -400,6 +403,43 @@ def test_a_bundle_for_another_process_says_so_without_a_gpu_too(
     name_bundles(monkeypatch, foreign, machine)
     assert "no bundle serves" not in problems()
     assert f"\n  {reason}" in run().stdout
+
+
+def test_the_policy_is_shown_with_what_it_refuses(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = utc_today()
+    monkeypatch.setattr(policy_here, "utc_today", lambda: today)
+    keys = {name: new_key(tmp_path, name) for name in ("ends", "ended", "later", "gone", "open")}
+    until = {
+        "ends": str(today + timedelta(days=30)),
+        "ended": str(today - timedelta(days=1)),
+        "later": str(today + timedelta(days=31)),
+    }
+    path = tmp_path / "policy.yaml"
+    set_policy(monkeypatch, path, keys, until=until, revoked=(keys["gone"],))
+    text = run().stdout
+    for expected in (
+        f"policy                      {path}: 5 keys, 1 revoked; unsigned files are refused",
+        f"ends: ends on {until['ends']}, 30 days from now: sign with another",
+        f"ended: ended on {until['ended']}",
+        f"later: until {until['later']}",
+        "gone: revoked",
+        "open: without an end",
+    ):
+        assert " ".join(expected.split()) in " ".join(text.split())
+    assert f"{machine}: no key that counts in the policy {path} signed it" in problems()
+    set_policy(monkeypatch, path, keys, required=False)
+    name_bundles(monkeypatch, machine)
+    assert problems() == ""
+    assert "not signed by a key of the policy, which accepts that" in run().stdout
+    sign_bundle(machine, keys["open"])
+    name_bundles(monkeypatch, machine)
+    assert "\n  signed by open\n" in run().stdout
+    path.write_text("keys: 1")
+    name_bundles(monkeypatch, machine)
+    broken = f"policy {path}: keys: a text of 1 characters; allowed: a list"
+    assert problems().splitlines().count(broken) == 1
 
 
 def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(

@@ -19,6 +19,7 @@ from nvgemm_aot.cli.terminal.printing import RemainingTime, count_text
         (2, "more reason", "2 more reasons"),
         (3, "process", "3 processes"),
         (2, "entry", "2 entries"),
+        (30, "day", "30 days"),
     ],
 )
 def test_a_noun_follows_its_count(count: int, noun: str, text: str) -> None:

@@ -19,6 +19,8 @@ from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning import state as state_module
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
 from nvgemm_aot.tuning.state import state_path
+from nvgemm_runtime.installed.signatures import read_signatures
+from signing_keys import new_key, set_policy, sign_bundle
 from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of, measure_here
 
 PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16))
@@ -202,6 +204,28 @@ def test_a_suspect_run_fails_first_and_is_written_when_told_to(
     assert output.exists()
     document = json.loads(tune("--accept-suspect", "--json", given=wrong).stdout)
     assert document["suspicion"].startswith("2 of 3 kernels")
+
+
+def test_the_policy_holds_for_input_and_output(
+    path: Path, output: Path, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key(tmp_path, "ci")
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"ci": key})
+    signed = tmp_path / "signed.nvgemm"
+    signed.write_bytes(path.read_bytes())
+    result = tune(given=signed)
+    assert result.exit_code == 28
+    assert f"{signed}: no key that counts in the policy" in result.stderr
+    assert not output.exists()
+    sign_bundle(signed, key)
+    result = tune(given=signed)
+    assert result.exit_code == 0, result.output
+    assert f"nvgemm-aot: {output}: no key that counts in the policy" in result.stderr
+    monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", str(tmp_path / "ci.pem"))
+    result = tune(given=signed)
+    assert (result.exit_code, "no key that counts" in result.stderr) == (0, False)
+    (signature,) = read_signatures(output)
+    assert signature.key_id == key.id
 
 
 @pytest.mark.parametrize("budget", ["10", "m", "-1m", "1d", "1e3s"])

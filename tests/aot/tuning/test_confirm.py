@@ -20,7 +20,7 @@ from confirmed_kernels import OTHER_TORCH, confirm_by, user_file
 from kernels_by_m import SQUARE, TIMES, WIDE
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.confirmed_contents import read_confirmations
-from nvgemm_aot.bundle.wheel import encode_wheel
+from nvgemm_aot.bundle.wheel_set import encode_wheels
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.confirming import confirm_watched
@@ -33,6 +33,8 @@ from nvgemm_runtime.bundle.ranking_entries import Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, RankingsError, TuningError
 from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.installed.signatures import file_subject, read_signatures, signature_path
+from signing_keys import new_key, set_policy, sign_content
 from tuning_bench import DictatedTimer, DictatedWatch, Sleeper, bench
 
 BUSY = GpuState(utilization_percent=50, slowdowns=())
@@ -252,6 +254,38 @@ def test_the_command_prints_json_and_writes_elsewhere(command: Command, tmp_path
     assert not user_file().exists()
 
 
+def test_the_command_signs_what_it_writes(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key(tmp_path, "ci")
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"ci": key})
+    result = command()
+    assert result.exit_code == 0
+    assert f"{user_file()}: no key that counts in the policy" in result.stderr
+    monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", str(tmp_path / "ci.pem"))
+    result = command()
+    assert (result.exit_code, "no key that counts" in result.stderr) == (0, False)
+    (signature,) = read_signatures(user_file())
+    assert signature.is_for(file_subject(user_file().read_bytes()))
+
+
+def test_times_that_the_policy_refuses_do_not_stay(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmations = confirm_by(TIMES, elsewhere).confirmations
+    write_confirmations(confirmations, None)
+    first, *_ = confirmations.problems
+    now = replace(confirmations, problems={first: confirmations.problems[first]})
+    key = new_key(tmp_path, "ci")
+    set_policy(monkeypatch, tmp_path / "policy.yaml", {"ci": key})
+    sign_content(user_file(), key)
+    write_confirmations(now, None)
+    assert len(read_confirmations(user_file()).problems) == len(confirmations.problems)
+    signature_path(user_file()).unlink(missing_ok=True)
+    write_confirmations(now, None)
+    assert [*read_confirmations(user_file()).problems] == [first]
+
+
 def test_the_command_refuses_another_suffix(command: Command, tmp_path: Path) -> None:
     result = command("-o", str(tmp_path / "a.json"))
     assert result.exit_code == 2
@@ -388,14 +422,14 @@ def test_a_wheel_takes_only_confirmations_that_fit(
     file = tmp_path / "a.confirmed.json"
     command("-o", str(file))
     with pytest.raises(PackagingError, match="the second file for"):
-        encode_wheel([elsewhere], name="x", version="1", confirmed=[file, file])
+        encode_wheels([elsewhere], name="x", version="1", confirmed=[file, file])
     other = cpu_provider.problem("tn", sizes=(8, 32, 64))
     unlike = tuning_bench.build([other], tmp_path / "other", kernel_cache)
     with pytest.raises(PackagingError, match="confirms none of the bundles' 3 kernels"):
-        encode_wheel([unlike], name="x", version="1", confirmed=[file])
+        encode_wheels([unlike], name="x", version="1", confirmed=[file])
     file.write_text("{}")
     with pytest.raises(RankingsError, match="no confirmations"):
-        encode_wheel([elsewhere], name="x", version="1", confirmed=[file])
+        encode_wheels([elsewhere], name="x", version="1", confirmed=[file])
 
 
 def test_the_wheel_command_packs_confirmations(

@@ -20,7 +20,7 @@ import pytest
 
 import cpu_provider
 import recording_kernels
-from nvgemm_aot.cli.explain import explain_text
+from nvgemm_aot.cli.programs.explain import explain_text
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.workload.decisions import GemmReport, collect, explain_program
@@ -241,7 +241,7 @@ def test_nothing_is_written_where_nobody_asked(
 
 def test_neither_torch_nor_the_compiler_is_imported() -> None:
     program = (
-        "import sys, nvgemm_aot.workload.decisions, nvgemm_aot.cli.explain\n"
+        "import sys, nvgemm_aot.workload.decisions, nvgemm_aot.cli.programs.explain\n"
         "import nvgemm_runtime.settings\n"
         "print({'torch', 'cutlass'} & {name.split('.')[0] for name in sys.modules})"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.workload.find_bundles import find_bundles, read_bundles
 from nvgemm_runtime.errors import BundleFormatError, StorageError, VerificationError

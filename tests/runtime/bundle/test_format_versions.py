@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from test_bundle import header_of, with_header
 
 import cpu_provider
@@ -28,6 +29,7 @@ from installed_bundles import use
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_aot.cli.bundle_texts import bundle_document, bundle_text, installed_document
+from nvgemm_aot.cli.main import main
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span
 from nvgemm_runtime.bundle.ranking_entries import UnservedReason
@@ -505,3 +507,19 @@ def test_no_bundle_is_written_that_says_not_declared_of_what_was_not_measured() 
     rankings = (first, replace(second, is_declared=False, measured=None))
     with pytest.raises(BundleFormatError, match=r"not written: .*declared requires measured"):
         encode_bundle(replace(content, rankings=rankings))
+
+
+@pytest.mark.parametrize("command", ["merge", "split"])
+def test_bundles_with_unknown_entries_are_neither_merged_nor_split(
+    tmp_path: Path, command: str
+) -> None:
+    data = encode_bundle(synthetic_content(kernels=4, problems=4))[0]
+    document = header_of(data)
+    document["kernels"][0]["requires"] = ["future"]
+    later, out = tmp_path / "later.nvgemm", tmp_path / "out.nvgemm"
+    later.write_bytes(with_header(data, document))
+    words = {"merge": ["-o", str(out)], "split": ["--parts", "1", "-o", str(out)]}[command]
+    result = CliRunner().invoke(main, [command, str(later), *words])
+    assert result.exit_code == BundleFormatError.exit_code
+    assert "1 kernels, rankings, sources and unserved entries are unknown" in result.output
+    assert not out.exists()

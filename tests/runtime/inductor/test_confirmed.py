@@ -18,7 +18,7 @@ from inductor_session import InductorSession
 from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, operands
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import ProblemRanking, read_content
-from nvgemm_aot.bundle.wheel import encode_wheel, write_wheel
+from nvgemm_aot.bundle.wheel_set import encode_wheels, write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
@@ -211,10 +211,10 @@ def test_a_wheel_brings_confirmations(
     file = write_confirmations(
         confirm_by(TIMES, elsewhere).confirmations, tmp_path / "any.confirmed.json"
     )
-    name, data = encode_wheel([elsewhere], name="model", version="1.0", confirmed=[file])
-    (tmp_path / name).write_bytes(data)
+    [wheel] = encode_wheels([elsewhere], name="model", version="1.0", confirmed=[file])
+    (tmp_path / wheel.filename).write_bytes(wheel.data)
     file.unlink()
-    inductor.use_wheels(tmp_path / name)
+    inductor.use_wheels(tmp_path / wheel.filename)
     assert launched_by_m(inductor) == COMPUTED_BY
     inductor.use_wheels(write_wheel([elsewhere], name="model", version="2.0", out_dir=tmp_path))
     assert launched_by_m(inductor) == NOTHING

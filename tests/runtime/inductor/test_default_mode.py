@@ -30,7 +30,7 @@ from kernels_by_m import (
 )
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import read_content
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime import settings
@@ -895,7 +895,7 @@ def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> N
 def test_events_say_that_a_gemm_is_dispatched(
     inductor: InductorSession, bundles: Bundles, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.cli.programs.explain import explain_text
     from nvgemm_aot.workload.decisions import collect
 
     inductor.use(bundles.measured())
@@ -943,7 +943,7 @@ Events = Callable[[], list[dict[str, Any]]]
 
 
 def explained(events: Events) -> str:
-    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.cli.programs.explain import explain_text
     from nvgemm_aot.workload.decisions import collect
 
     return explain_text(

@@ -274,7 +274,7 @@ def test_the_compile_caches_know_what_changes_choices(
 def test_explanations_say_what_was_measured(
     trial: Trial, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.cli.programs.explain import explain_text
     from nvgemm_aot.workload.decisions import collect
 
     trial.use(aten=150.0)
@@ -295,7 +295,7 @@ def test_explanations_say_what_was_measured(
 def test_explanations_say_how_to_settle_what_is_in_doubt(
     trial: Trial, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.cli.programs.explain import explain_text
     from nvgemm_aot.workload.decisions import collect
 
     busy = DictatedWatch([GpuState(utilization_percent=50, slowdowns=())])

@@ -13,7 +13,7 @@ import cpu_provider
 import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.installed.registry import INSTALLATION

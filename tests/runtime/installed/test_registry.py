@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.bundle.wheel import write_wheel
+from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.reader import Bundle

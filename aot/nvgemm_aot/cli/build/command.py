@@ -109,7 +109,7 @@ def build(
     otherwise; the output counts both.
 
     A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
-    counts as one that does not compile.
+    counts as one that does not compile. If $NVGEMM_AOT_SIGNING_KEY is set, the bundles are signed.
     """
     from ...manifest.parse import load_manifest
     from ...manifest.shipped_manifests import find_manifest
@@ -117,6 +117,7 @@ def build(
     from ...pipeline.compile_shard import compile_shard
     from ...pipeline.unserved import require_served
     from ...storage.build_cache import Cache, default_directory
+    from ..signing.written import output_key, sign_written
 
     if rejections and not dry_run:
         raise click.UsageError("--rejections needs --dry-run")
@@ -130,6 +131,7 @@ def build(
     files = _user_files(rankings)
     measured = None if estimates_only else _measurements(declared, files)
     cache = Cache(cache_dir or default_directory())
+    key = output_key()
     if shard:
         with report_progress("Compiling") as report, keep_stdout():
             compiled = compile_shard(
@@ -167,6 +169,7 @@ def build(
             rankings=measured,
             prunes=prune,
         )
+    sign_written((bundle.path for bundle in result.bundles), key)
     document = build_document(result, files)
     if wheel:
         document |= write_wheels(
@@ -176,6 +179,7 @@ def build(
             version=wheel_version or __version__,
             summary=declared.description or None,
             out=out,
+            key=key,
         )
         document["platforms_without_wheel"] = _platforms_without_bundle(result, declared)
     print_result(document, build_text, as_json=as_json)

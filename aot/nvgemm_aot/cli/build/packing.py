@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..terminal.printing import file_document, file_text
+
+if TYPE_CHECKING:
+    from ...storage.private_key import SigningKey
 
 Document = dict[str, Any]
 
@@ -65,8 +68,9 @@ def write_wheels(
     summary: str | None,
     out: Path,
     confirmed: Sequence[Path] = (),
+    key: SigningKey | None = None,
 ) -> Document:
-    """Writes a wheel for each platform's bundles, and the runtime's; returns the written files.
+    """Writes each platform's bundles as wheels, and the runtime's; returns the written files.
 
     Writes nothing before all wheels are encoded, so that a failure leaves none behind.
 
@@ -78,21 +82,34 @@ def write_wheels(
         summary: One line about the kernel wheels.
         out: Output directory.
         confirmed: Files with confirmations, for every kernel wheel.
+        key: Key that signs the parts of signed bundles that one wheel cannot hold.
     """
     from ...bundle.repack_runtime import runtime_platform
-    from ...bundle.wheel import encode_wheel
-    from ...storage.files import write_atomic
+    from ...bundle.wheel import identify, refuse_other_parts
+    from ...bundle.wheel_set import encode_wheels
+    from ...storage.files import write_all
 
+    identity = identify(name, version)
     wheels = [
-        encode_wheel(paths, name=name, version=version, summary=summary, confirmed=confirmed)
+        wheel
         for paths in bundles.values()
+        for wheel in encode_wheels(
+            paths, name=name, version=version, summary=summary, confirmed=confirmed, key=key
+        )
     ]
+    refuse_other_parts(out, identity, [wheel.filename for wheel in wheels])
     platform = runtime_platform(runtime.filename) if runtime.filename else None
     runtimes = [(runtime.filename, runtime.data)] if platform in bundles else []
-    for filename, data in wheels + runtimes:
-        write_atomic(out / filename, data)
+    write_all(
+        {out / wheel.filename: wheel.data for wheel in wheels}
+        | {out / filename: data for filename, data in runtimes}
+    )
     return {
-        "wheels": [file_document(out / filename) for filename, _ in wheels],
+        "wheels": [
+            {**file_document(out / wheel.filename), "part": wheel.number, "parts": wheel.count}
+            for wheel in wheels
+        ],
+        "distribution": identity.distribution,
         "runtime_wheels": [file_document(out / filename) for filename, _ in runtimes],
         "runtimes_not_packed": [
             {"platform": host, "reason": runtime.problem or _release_command(host)}
@@ -100,6 +117,21 @@ def write_wheels(
             if host != platform
         ],
     }
+
+
+def _part_lines(document: Document) -> list[str]:
+    """Says which wheels belong together, for each platform whose kernels take several."""
+    wheels = document.get("wheels", ())
+    lines = []
+    for position, wheel in enumerate(wheels):
+        if wheel["part"] == 1 and wheel["parts"] > 1:
+            files = [Path(w["path"]).name for w in wheels[position : position + wheel["parts"]]]
+            lines.append(
+                f"{document['distribution']} is split into {wheel['parts']} wheels, because one "
+                "would be too large for an index; the first requires the others, so upload or copy "
+                f"all: {' '.join(files)}"
+            )
+    return lines
 
 
 def _release_command(platform: str) -> str:
@@ -114,6 +146,7 @@ def wheel_lines(document: Document) -> list[str]:
     """Renders one line per written wheel, and one per platform without the runtime's wheel."""
     return [
         *map(file_text, document.get("wheels", ())),
+        *_part_lines(document),
         *map(file_text, document.get("runtime_wheels", ())),
         *(
             f"{entry['platform']}: no runtime wheel: {entry['reason']}"

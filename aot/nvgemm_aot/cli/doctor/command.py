@@ -16,6 +16,7 @@ from nvgemm_runtime.settings import printable_path
 from ..build.measured_rankings import NONE, rankings_text
 from ..terminal.printing import count_text, keep_stdout, print_result, size_text, table
 from ..terminal.shared_options import json_option
+from .policy_here import policy_rows
 
 MISSING = "missing"
 
@@ -61,6 +62,7 @@ def diagnosis_text(document: dict[str, Any]) -> str:
         ["torch built for", document["torch_cuda"] or "no CUDA"],
         ["runtime library", document["runtime_library"] or MISSING],
         *([f"GPU {index}", gpu] for index, gpu in enumerate(document["gpus"])),
+        *policy_rows(document["policy"]),
         *_rankings_row(document),
         *(["confirmed rankings", _confirmed_text(file)] for file in document["confirmed"]),
         ["build cache", _cache_text(cache)],
@@ -155,6 +157,8 @@ def _bundle_lines(document: dict[str, Any]) -> list[str]:
         if bundle["problem"]:
             lines.append(f"  {bundle['problem']}")
             continue
+        if bundle["signed_by"]:
+            lines.append(f"  {bundle['signed_by']}")
         if bundle["process_refusal"] and not bundle["refusals"]:
             lines.append(f"  {bundle['process_refusal']}")
         lines += [

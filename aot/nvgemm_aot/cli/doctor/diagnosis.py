@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,7 +20,9 @@ from nvgemm_runtime.gemm.target import (
     PLATFORMS,
     Target,
 )
+from nvgemm_runtime.installed.policy import current_policy
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
+from nvgemm_runtime.installed.required_wheels import missing_wheels
 from nvgemm_runtime.launch.loading import native
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
@@ -48,6 +51,7 @@ from ...providers.discovery import Offered, offered_providers
 from ...storage.build_cache import default_directory, entry_files
 from ..build.measured_rankings import rankings_document
 from .confirmed_here import confirmed_documents
+from .policy_here import policy_document, signer
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -117,9 +121,18 @@ def diagnose() -> Document:
     if driver and cuda and not devices and not too_old:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
     found_bundles = _attempt(INSTALLATION.bundles, problems)
-    bundles = [_bundle_document(entry, devices, cuda, library) for entry in found_bundles or ()]
+    policy = _attempt(current_policy, problems)
+    bundles = [
+        {
+            **_bundle_document(entry, devices, cuda, library),
+            "signed_by": _attempt(functools.partial(signer, policy, entry), []),
+        }
+        for entry in found_bundles or ()
+    ]
     if found_bundles is not None:
-        problems += _bundle_problems(bundles, devices)
+        # A policy that cannot be used is the problem of every bundle.
+        problems += (one for one in _bundle_problems(bundles, devices) if one not in problems)
+    problems += _attempt(missing_wheels, problems) or ()
     build_versions = {name: _version(name) for name in _BUILD_DISTRIBUTIONS}
     offered = _attempt(offered_providers, problems) or ()
     providers = [_provider_document(*entry) for entry in _named_providers(offered)]
@@ -135,6 +148,7 @@ def diagnose() -> Document:
         "launcher": launcher,
         "gpus": [describe_device(facts) for facts in devices],
         "gpu_names": [facts.name for facts in devices],
+        "policy": policy and policy_document(policy),
         "bundles": bundles,
         "measured_rankings": _measured_rankings(found_bundles or (), devices, versions["torch"]),
         "confirmed": confirmed_documents(

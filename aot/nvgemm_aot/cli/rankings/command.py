@@ -25,7 +25,10 @@ _out_option = click.option("-o", "--out", type=ANY_PATH, required=True, help="Th
 
 @click.group()
 def rankings() -> None:
-    """Take measured rankings from bundles, merge them, compare them, show them."""
+    """Take measured rankings from bundles, merge them, compare them, show them.
+
+    If $NVGEMM_AOT_SIGNING_KEY is set, `export` and `merge` sign the file.
+    """
 
 
 @rankings.command()
@@ -35,13 +38,17 @@ def rankings() -> None:
 def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Write the measured rankings of BUNDLES, which `tune` wrote, to a file."""
     from nvgemm_runtime.bundle.reader import Bundle
+    from nvgemm_runtime.installed.policy_checks import check_bundle
 
     from ...rankings.export import export as export_headers
     from ...rankings.file import write_rankings
+    from ..signing.written import output_key, sign_written
 
+    key = output_key()
     headers = []
     for path in bundles:
         with Bundle(path) as bundle:
+            check_bundle(path, bundle.prefix)
             headers.append(bundle.header)
     exported = export_headers(headers)
     if not exported.entries:
@@ -51,6 +58,7 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
             "nvgemm-aot tune"
         )
     write_rankings(out, exported)
+    sign_written([out], key)
     document = {**file_document(out), **summary_document(exported)}
     print_result(document, _written_text, as_json=as_json)
 
@@ -68,10 +76,13 @@ def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     from ...rankings.entries import merge as merge_rankings
     from ...rankings.file import write_rankings
     from ...rankings.shipped_rankings import read_named
+    from ..signing.written import output_key, sign_written
 
+    key = output_key()
     parts = [read_named(path) for path in files]
     merged = merge_rankings(parts)
     write_rankings(out, merged)
+    sign_written([out], key)
     document = {
         **file_document(out),
         **summary_document(merged),
@@ -98,7 +109,8 @@ def show(files: tuple[Path, ...], standing: str | None, as_json: bool) -> None:
     from ...rankings.shipped_rankings import SHIPPED, read_named
 
     paths = files or (Path(SHIPPED),)
-    document = summary_document(merge_rankings(map(read_named, paths)))
+    parts = [read_named(path, is_only_shown=True) for path in paths]
+    document = summary_document(merge_rankings(parts))
     if standing is not None:
         document["problems"] = [
             problem for problem in document["problems"] if problem["standing"] == standing
@@ -118,7 +130,8 @@ def diff(before: Path, now: Path, as_json: bool) -> None:
     """
     from ...rankings.shipped_rankings import read_named
 
-    document = _diff_document(read_named(before), read_named(now))
+    old, new = (read_named(path, is_only_shown=True) for path in (before, now))
+    document = _diff_document(old, new)
     print_result({"before": str(before), "now": str(now), **document}, _diff_text, as_json=as_json)
 
 

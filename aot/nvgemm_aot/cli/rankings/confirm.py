@@ -64,6 +64,7 @@ def confirm(
 
     The bundles are those of installed wheels and of NVGEMM_AOT_BUNDLES. Run it again after one of
     them, or torch, changes. For other machines, pack the file: nvgemm-aot wheel --confirmed.
+    If $NVGEMM_AOT_SIGNING_KEY is set, the file is signed.
     """
     from ...tuning.confirming import confirm_watched
     from ...tuning.confirming.confirmed_output import (
@@ -71,9 +72,11 @@ def confirm(
         refuse_unread,
         write_confirmations,
     )
+    from ..signing.written import output_key, sign_written
 
     if out is not None and not out.name.endswith(CONFIRMED_SUFFIX):
         raise click.UsageError(f"{out}: the file is named NAME{CONFIRMED_SUFFIX}")
+    key = output_key()
     if out is None:
         refuse_unread()
     try:
@@ -86,6 +89,7 @@ def confirm(
         ctx.exit(INTERRUPTED)
     refuse_uncounted(confirmed)
     path = write_confirmations(confirmed.confirmations, out, confirmed.rejected)
+    sign_written([path], key)
     print_result(confirmed_document(confirmed, path), confirmed_text, as_json=as_json)
 
 

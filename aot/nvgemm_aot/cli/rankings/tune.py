@@ -140,13 +140,15 @@ def tune(
     torch.compile to use kernels that gain 8 %. The results rank kernels for this GPU's product;
     rankings for other products stay. Measurements are stored next to the output, in
     OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
-    the measuring process is killed, and another continues.
+    the measuring process is killed, and another continues. If $NVGEMM_AOT_SIGNING_KEY is set, OUT
+    is signed.
     """
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
     from ...tuning.several_gpus import tune_on, visible_gpus
     from ...tuning.state import state_path
     from ...tuning.tune_bundles import TuningOptions
+    from ..signing.written import output_key, sign_written
 
     if out.suffix != BUNDLE_SUFFIX:
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
@@ -176,6 +178,7 @@ def tune(
         repeats=not no_repeat,
         shard=shard,
     )
+    key = output_key()
     try:
         with (
             _sigterm_interrupts(),
@@ -197,6 +200,7 @@ def tune(
             f"nvgemm-aot: interrupted; {state_text}; to continue, run the same command", err=True
         )
         ctx.exit(INTERRUPTED)
+    sign_written([tuned.path], key)
     print_result(tuned_document(tuned), tuned_text, as_json=as_json)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
@@ -88,6 +88,28 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if match is None:
             self.fail(f"{str(value)[:20]!r} {self._complaint}", param, ctx)
         return float(match[1]) * self._units[match[2]]
+
+
+class ByteCount(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, from a text such as ``90M``, 90 million, or ``95MiB``, 95 times 2^20."""
+
+    name = "size"
+
+    _FORM = re.compile(r"(\d+(?:\.\d+)?)(?:([kMG])(i?))?B?")
+    _POWERS: ClassVar = {"k": 1, "M": 2, "G": 3}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parses the text."""
+        if isinstance(value, int):
+            return value
+        match = self._FORM.fullmatch(str(value))
+        if match is None:
+            self.fail(f"{str(value)[:20]!r} is not a size such as 90M or 95MiB", param, ctx)
+        base = 1024 if match[3] else 1000
+        count = int(float(match[1]) * base ** self._POWERS.get(match[2], 0))
+        if count < 1:
+            self.fail(f"{str(value)[:20]!r} is less than one byte", param, ctx)
+        return count
 
 
 class ShardParam(click.ParamType):  # type: ignore[type-arg]

@@ -12,12 +12,19 @@ from nvgemm_runtime.bundle.confirmations import (
     decode_confirmations,
     encode_confirmations,
 )
-from nvgemm_runtime.errors import RankingsError, StorageError, TuningError
+from nvgemm_runtime.errors import (
+    RankingsError,
+    SignatureError,
+    StorageError,
+    TuningError,
+)
 from nvgemm_runtime.installed.confirmed_files import confirmed_directory, confirmed_name
 from nvgemm_runtime.installed.ownership import writable_by_others
+from nvgemm_runtime.installed.policy_checks import check_file
 from nvgemm_runtime.settings import CONFIRMED_VARIABLE
 
-from ...storage.files import require_writable, write_atomic
+from ...storage.files import require_writable
+from ...storage.signed_files import write_signable
 from .confirm_kernels import Confirmed
 
 
@@ -80,7 +87,7 @@ def write_confirmations(
         name = confirmed_name(confirmations.gpu, conditions.torch, conditions.cuda)
         path = confirmed_directory().absolute() / name
         confirmations = _with_earlier(confirmations, path, rejected)
-    write_atomic(path, encode_confirmations(confirmations))
+    write_signable({path: encode_confirmations(confirmations)})
     return path
 
 
@@ -88,9 +95,11 @@ def _with_earlier(
     confirmations: Confirmations, path: Path, rejected: Collection[str]
 ) -> Confirmations:
     try:
-        earlier = decode_confirmations(path.read_bytes(), str(path))
-    except (OSError, RankingsError):
-        return confirmations  # there is none, or a damaged one, which is replaced
+        data = path.read_bytes()
+        check_file(path, data)  # what is signed from now on must have counted
+        earlier = decode_confirmations(data, str(path))
+    except (OSError, RankingsError, SignatureError):
+        return confirmations  # there is none, or one that does not count, which is replaced
     problems = {
         key: times
         for key, times in earlier.problems.items()

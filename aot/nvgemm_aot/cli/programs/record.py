@@ -9,11 +9,11 @@ import click
 
 from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE, TargetName
 
-from .terminal.printing import count_text, failed_text
-from .terminal.shared_options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
+from ..terminal.printing import count_text, failed_text
+from ..terminal.shared_options import ANY_PATH, ARCHITECTURE_NAMES, TargetNameParam
 
 if TYPE_CHECKING:
-    from ..workload.record_program import Recorded
+    from ...workload.record_program import Recorded
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,8 +50,8 @@ def record(
     The exit status is the command's, 128 + N if signal N ended it, and 2 if it cannot be started.
     Signals are passed on to it. If it succeeds and leaves OUT damaged: 17.
     """
-    from ..workload.record_program import record_program
-    from ..workload.run_command import CannotStartError
+    from ...workload.record_program import record_program
+    from ...workload.run_command import CannotStartError
 
     try:
         recorded = record_program(command, out, target=target, fake=fake)

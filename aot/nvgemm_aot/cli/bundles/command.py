@@ -10,10 +10,17 @@ import click
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    NvgemmError,
+    SignatureError,
+    StorageError,
+    VerificationError,
+)
+from nvgemm_runtime.installed.signatures import bundle_subject
 
-from .build.packing import prepare_wheels, wheel_lines, write_wheels
-from .bundle_texts import (
+from ..build.packing import prepare_wheels, wheel_lines, write_wheels
+from ..bundle_texts import (
     Document,
     bundle_document,
     bundle_text,
@@ -21,16 +28,17 @@ from .bundle_texts import (
     installed_text,
     verification_text,
 )
-from .terminal.printing import (
+from ..signing.signed_by import signatures_document, signatures_text
+from ..terminal.printing import (
     count_text,
     print_result,
     report_progress,
 )
-from .terminal.shared_options import ANY_PATH, json_option, out_directory_option
+from ..terminal.shared_options import ANY_PATH, json_option, out_directory_option
 
 if TYPE_CHECKING:
-    from ..verify.bundle import Report
-    from ..workload.find_bundles import NamedBundle
+    from ...verify.bundle import Report
+    from ...workload.find_bundles import NamedBundle
 
 
 @click.command()
@@ -53,7 +61,15 @@ def wheel(
     summary: str | None,
     confirmed: tuple[Path, ...],
 ) -> None:
-    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another."""
+    """Pack BUNDLES, one per target, into a wheel, and nvgemm-aot itself into another.
+
+    Kernels too large for a package index, above 95 MiB, become several wheels: the first has the
+    name and requires the others. Signatures beside BUNDLES are packed. Parts of a signed bundle are
+    signed with $NVGEMM_AOT_SIGNING_KEY.
+    """
+    from ..signing.written import output_key
+
+    key = output_key()
     runtime = prepare_wheels(out, name=name, version=wheel_version)
     with Bundle(bundles[0]) as first:
         platform = first.header.target.platform
@@ -65,6 +81,7 @@ def wheel(
         summary=summary,
         out=out,
         confirmed=confirmed,
+        key=key,
     )
     click.echo("\n".join(wheel_lines(document)))
 
@@ -73,16 +90,24 @@ def wheel(
 @click.argument("bundle", type=ANY_PATH)
 @json_option
 def inspect(bundle: Path, as_json: bool) -> None:
-    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain.
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain, and who signed it.
 
     BUNDLE may also be a wheel, or a directory of either: each is shown; --json prints a list.
     """
-    from ..workload.find_bundles import find_bundles
+    from ...workload.find_bundles import find_bundles
 
     documents = []
     for entry in find_bundles(bundle):
         with entry.named_in_errors(), Bundle(entry.file) as opened:
-            documents.append({**bundle_document(opened), "path": entry.name})
+            documents.append(
+                {
+                    **bundle_document(opened),
+                    **signatures_document(
+                        entry.file, bundle_subject(opened.prefix), name=entry.name
+                    ),
+                    "path": entry.name,
+                }
+            )
     if bundle.is_dir() or bundle.suffix == ".whl":
         print_result(
             documents, lambda listed: "\n\n".join(map(bundle_text, listed)), as_json=as_json
@@ -112,10 +137,11 @@ def verify(
     dist/*.whl includes, is skipped.
 
     The exit status is 0 if all bundles are good. If one is bad, the status tells its fault: 16 if
-    it cannot be read, 20 if it breaks its format, 21 for a finding. If several are bad, it is 21.
+    it cannot be read, 20 if it breaks its format, 21 for a finding, 28 for a signature of other
+    content, or if $NVGEMM_AOT_POLICY refuses it. If several are bad, it is 21.
     """
-    from ..pipeline.compiler_limits import default_jobs
-    from ..workload.find_bundles import find_bundles, without_runtime
+    from ...pipeline.compiler_limits import default_jobs
+    from ...workload.find_bundles import find_bundles, without_runtime
 
     documents: list[Document] = []
     texts: list[str] = []
@@ -134,11 +160,14 @@ def verify(
                 except (BundleFormatError, StorageError) as error:
                     add_failure(bundle.name, error)
                     continue
-                documents.append(report.to_json())
-                texts.append(verification_text(report))
+                signed = _signatures(bundle)
+                documents.append({**report.to_json(), **signed})
+                texts.append(f"{verification_text(report)}\n{signatures_text(signed)}")
                 if not report.ok:
                     count = count_text(len(report.findings), "finding")
                     failed.append(VerificationError(f"{bundle.name}: {count}"))
+                elif signed["refusal"] is not None:
+                    failed.append(SignatureError(signed["refusal"]))
         except StorageError as error:
             add_failure(str(path), error)
     print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
@@ -152,11 +181,16 @@ def verify(
 
 
 def _verify(bundle: NamedBundle, disassemble: bool | None, jobs: int) -> Report:
-    from ..verify.bundle import verify_bundle
+    from ...verify.bundle import verify_bundle
 
     with bundle.named_in_errors(), report_progress("Verifying") as progress:
         report = verify_bundle(bundle.file, disassemble=disassemble, jobs=jobs, progress=progress)
     return replace(report, path=Path(bundle.name))
+
+
+def _signatures(bundle: NamedBundle) -> Document:
+    with Bundle(bundle.file) as opened:
+        return signatures_document(bundle.file, bundle_subject(opened.prefix), name=bundle.name)
 
 
 @click.command(name="list")

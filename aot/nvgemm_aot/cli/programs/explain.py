@@ -11,7 +11,7 @@ import click
 
 from nvgemm_runtime.errors import one_line
 
-from .terminal.printing import count_text, failed_text, print_result, table
+from ..terminal.printing import count_text, failed_text, print_result, table
 
 Document = dict[str, Any]
 
@@ -34,8 +34,8 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     The exit status is the command's, 128 + N if signal N ended it, and 2 if it cannot be started.
     Signals are passed on to it.
     """
-    from ..workload.decisions import explain_program
-    from ..workload.run_command import CannotStartError
+    from ...workload.decisions import explain_program
+    from ...workload.run_command import CannotStartError
 
     try:
         document = explain_program(command, quiet=as_json)

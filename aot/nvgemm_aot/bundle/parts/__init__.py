@@ -1,0 +1,1 @@
+"""Merges bundles, and splits them into parts that each serve alone."""

@@ -1,0 +1,1 @@
+"""``nvgemm-aot inspect``, ``verify``, ``list``, ``wheel``, ``merge`` and ``split``."""
