@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.trust import why_another_release
 
-from ..bundle.content import ProblemRanking
+from ..bundle.content import BundleContent, ProblemRanking
 from ..bundle.writer import write_bundle
 from ..pipeline.shard import Shard
+from ..rankings.entries import Operator
 from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
 from .measuring.dealing import deal
@@ -33,7 +34,7 @@ from .measuring.grid import (
 from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
 from .prune_kernels import Pruned, prune
-from .repeating import measure_again, outcomes_with_repeats, unrepeated
+from .repeating import measure_again, needs_repeat, unrepeated
 from .rewrite import (
     previous_outcome,
     rankings_to_measure,
@@ -43,7 +44,10 @@ from .rewrite import (
     with_rankings,
 )
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Running, Session, unwatched
-from .state import TuningState, refuse_foreign_measurements, reserved, state_path
+from .state.facts import gpu_of
+from .state.joining import join_gpus, outcomes_by_problem, outcomes_with_repeats
+from .state.journal import Journal, Line, reserved, state_path
+from .state.tuning_state import TuningState, check_identity, refuse_foreign_measurements
 
 PROGRAM = f"nvgemm-aot {__version__}"
 
@@ -78,7 +82,7 @@ class TuningOptions:
             measurement itself may be at fault.
         repeats: True to measure a second time the problems that another process measured first.
         shard: Part of the problems to measure; None for all. See `deal`.
-        measured: Keys of problems that another run of this tuning has measured.
+        confirms: Number of GPUs to measure each problem on; see `state.joining.join_gpus`.
     """
 
     budget_s: float | None = None
@@ -91,15 +95,30 @@ class TuningOptions:
     accepts_suspect: bool = False
     repeats: bool = True
     shard: Shard | None = None
-    measured: frozenset[str] = frozenset()
+    confirms: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a tuning that another process measures into an output of its own."""
+    """One GPU's part of a tuning, which is measured into a journal of its own.
 
-    shard: Shard
+    Attributes:
+        shards: Problems to measure.
+        output: Output that the part would have: its journal is next to it.
+    """
+
+    shards: tuple[Shard, ...]
     output: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Result of measuring a part; attributes as for `Tuned`."""
+
+    unmeasured: Mapping[str, str]
+    measured_now: int
+    unrepeated: int
+    is_complete: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +168,6 @@ def tune(
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     running: Running = unwatched,
-    parts: Sequence[Part] = (),
 ) -> Tuned:
     """Measures the problems in bundles and writes one bundle with measured rankings.
 
@@ -166,7 +184,6 @@ def tune(
         again: Called likewise for second measurements, and during their waits.
         clock: Returns seconds, for the budget.
         running: Context entered with a contender and a problem key during each contender's run.
-        parts: Parts of this tuning on other GPUs, whose outcomes are added first.
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
@@ -178,55 +195,25 @@ def tune(
         ToolchainError: If the native launcher is missing.
         StorageError: If a file cannot be read or written, or the state is damaged.
     """
-    begin = clock()
-    with contextlib.ExitStack() as stack:
-        bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
-        content = read_together(bundles, bench.facts)
-        if not content.rankings:
-            names = ", ".join(map(str, paths))
-            raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
-        refuse_unusual_aten(ranking.problem for ranking in content.rankings)
-        stack.enter_context(reserved(output))
-        stored_bytes = {
-            kernel.id: kernel.span.stored_bytes
-            for bundle in bundles
-            for kernel in bundle.header.kernels
-        }
-        state = TuningState(state_path(output), _identity(bundles, bench, options))
-        stack.callback(state.close)
-        for part in parts:
-            shard_options = replace(options, shard=part.shard)
-            state.take(state_path(part.output), _identity(bundles, bench, shard_options))
-        refuse_foreign_measurements(output, state.written)
-        contenders = Contenders(
-            bundles,
-            all_kernels=options.all_kernels,
-            triton=options.triton,
-            without=state.broken.keys(),
-        )
-        session = Session(
-            contenders=contenders,
-            bench=bench,
-            state=state,
-            budget_s=options.budget_s,
-            elapsed_s=lambda: clock() - begin,
-            running=running,
-        )
+    with _preparing(
+        paths, output, output, bench, options, running=running, clock=clock
+    ) as prepared:
+        content, session, state = prepared.content, prepared.session, prepared.session.state
         gpu = bench.facts.name
         declared = rankings_to_measure(content, gpu)
         if options.shard is not None:
-            mine = deal(declared, options.shard)
-            declared = [one for one in mine if one.problem.key not in options.measured]
-        confirmed = _confirmed_outcomes(declared, bench) if options.skips_confirmed else {}
-        rankings, measured_now, left_out, lacking = _measure_all(
-            session, declared, confirmed, options, progress
-        )
-        if options.repeats:
-            measured_now += measure_again(session, rankings, again)
-        left_to_repeat = len(unrepeated(session, rankings)) if options.repeats else 0
-        outcomes = outcomes_with_repeats(state)
+            declared = deal(declared, options.shard)
+        done = _measure(session, declared, options, progress)
+        measured_now, left_to_repeat = done.measured_now, 0
+        if options.confirms > 1:
+            outcomes = join_gpus(Journal(state_path(output), {}).lines, _operators(content))
+        else:
+            if options.repeats:
+                measured_now += measure_again(session, done.rankings, again)
+                left_to_repeat = len(unrepeated(session, done.rankings))
+            outcomes = outcomes_with_repeats(state)
         # Unmeasured problems without a ranking for this product have nothing to write.
-        measured = (ranking for ranking in rankings if ranking.problem.key in outcomes)
+        measured = (ranking for ranking in done.rankings if ranking.problem.key in outcomes)
         content = with_rankings(content, measured, gpu)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
@@ -256,36 +243,188 @@ def tune(
         gpu=gpu,
         header=header,
         file_bytes=file_bytes,
-        pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
+        pruned_bytes=sum(prepared.stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
         outcomes={key: outcomes[key] for key in keys if key in outcomes},
-        unmeasured={key: why for key, why in left_out.items() if key not in outcomes},
+        unmeasured={key: why for key, why in done.left_out.items() if key not in outcomes},
         broken=state.broken,
         hanging=tuple(state.hanging),
         pruned=pruned,
         state=state_path(output) if outcomes else None,
         measured_now=measured_now,
         unrepeated=left_to_repeat,
-        is_complete=not any(outcome.is_disturbed for outcome in outcomes.values())
-        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values())
-        and not lacking
-        and not left_to_repeat,
+        is_complete=done.is_complete(outcomes.values()) and not left_to_repeat,
         suspicion=suspect,
     )
 
 
-def _measure_all(
+def measure_part(
+    paths: Sequence[Path],
+    output: Path,
+    part: Part,
+    bench: Bench,
+    options: TuningOptions,
+    *,
+    progress: Progress | None = None,
+    again: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    running: Running = unwatched,
+) -> Measured:
+    """Measures one GPU's part of a tuning into a journal of its own, and writes no bundle.
+
+    Skips what the output's journal and the part's have: with ``options.confirms``, what this GPU
+    has measured, and what enough other GPUs have; else what any GPU has. With ``options.repeats``,
+    measures a second time what no other GPU confirms.
+
+    ``output`` is the tuning's; ``shard`` and ``prunes`` among the options are not used. Other
+    arguments are as for `tune`.
+
+    Raises:
+        NvgemmError: As `tune`.
+    """
+    lines = Journal(state_path(output), {}).lines[1:]
+    own, gpu = lines, bench.conditions.gpu_sha256
+    if options.confirms > 1:
+        own = [line for line in lines if gpu_of(line) in (gpu, None)]
+    with _preparing(
+        paths, output, part.output, bench, options, running=running, clock=clock, before=own
+    ) as prepared:
+        session, state = prepared.session, prepared.session.state
+        rankings = rankings_to_measure(prepared.content, bench.facts.name)
+        dealt = {ranking.problem.key for shard in part.shards for ranking in deal(rankings, shard)}
+        if options.confirms > 1:
+            dealt -= _measured_elsewhere(lines, gpu, options.confirms)
+        mine = [ranking for ranking in rankings if ranking.problem.key in dealt]
+        done = _measure(session, mine, options, progress)
+        measured_now, left_to_repeat = done.measured_now, 0
+        if options.repeats:
+            to_repeat = done.rankings
+            if options.confirms > 1:
+                joined = join_gpus(lines, _operators(prepared.content))
+                keys = {key for key, one in joined.items() if needs_repeat(one, gpu)}
+                to_repeat = [one for one in to_repeat if one.problem.key in keys]
+            measured_now += measure_again(session, to_repeat, again)
+            left_to_repeat = len(unrepeated(session, to_repeat))
+    keys = {ranking.problem.key for ranking in done.rankings}
+    outcomes = [outcome for key, outcome in state.outcomes.items() if key in keys]
+    return Measured(
+        unmeasured={key: why for key, why in done.left_out.items() if key not in state.outcomes},
+        measured_now=measured_now,
+        unrepeated=left_to_repeat,
+        is_complete=done.is_complete(outcomes) and not left_to_repeat,
+    )
+
+
+def _measured_elsewhere(lines: Sequence[Line], gpu: str | None, enough: int) -> set[str]:
+    """Returns the keys of problems that enough other GPUs have measured."""
+    return {
+        key
+        for key, outcomes in outcomes_by_problem(lines).items()
+        if len({outcome.conditions.gpu_sha256 for outcome in outcomes} - {gpu}) >= enough
+    }
+
+
+def _operators(content: BundleContent) -> dict[str, Operator]:
+    return {
+        kernel.id: Operator(provider=kernel.provider, operator=kernel.operator)
+        for kernel in content.kernels
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """Content of the bundles, each kernel's bytes in them, and a session to measure in."""
+
+    content: BundleContent
+    stored_bytes: Mapping[str, int]
+    session: Session
+
+
+@contextlib.contextmanager
+def _preparing(
+    paths: Sequence[Path],
+    output: Path,
+    measured: Path,
+    bench: Bench,
+    options: TuningOptions,
+    *,
+    running: Running,
+    clock: Callable[[], float],
+    before: Sequence[Line] = (),
+) -> Iterator[_Prepared]:
+    """Opens bundles and the journal next to ``measured``, which is ``output`` or a part's."""
+    begin = clock()
+    with contextlib.ExitStack() as stack:
+        bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
+        content = read_together(bundles, bench.facts)
+        if not content.rankings:
+            names = ", ".join(map(str, paths))
+            raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
+        refuse_unusual_aten(ranking.problem for ranking in content.rankings)
+        stack.enter_context(reserved(measured))
+        identity = _identity(bundles, bench, options)
+        journal = Journal(state_path(output), {})
+        if measured != output and journal.lines:
+            check_identity(journal, identity)
+        state = TuningState(state_path(measured), identity, before)
+        stack.callback(state.close)
+        refuse_foreign_measurements(output, state.written)
+        contenders = Contenders(
+            bundles,
+            all_kernels=options.all_kernels,
+            triton=options.triton,
+            without=state.broken.keys(),
+        )
+        session = Session(
+            contenders=contenders,
+            bench=bench,
+            state=state,
+            budget_s=options.budget_s,
+            elapsed_s=lambda: clock() - begin,
+            running=running,
+        )
+        stored_bytes = {
+            kernel.id: kernel.span.stored_bytes
+            for bundle in bundles
+            for kernel in bundle.header.kernels
+        }
+        yield _Prepared(content=content, stored_bytes=stored_bytes, session=session)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pass:
+    """Problems to measure, and the first measurements made now.
+
+    Attributes:
+        rankings: Problems to measure, with those that a grid adds.
+        measured_now: Number measured now.
+        left_out: Problems not measured, by key, with the reason.
+        lacking: Problems that lack a neighbour's winner.
+    """
+
+    rankings: Sequence[ProblemRanking]
+    measured_now: int
+    left_out: Mapping[str, str]
+    lacking: Sequence[ProblemRanking]
+
+    def is_complete(self, outcomes: Iterable[TuningOutcome]) -> bool:
+        """Returns True if the same command would have nothing left to measure first."""
+        return (
+            not any(outcome.is_disturbed for outcome in outcomes)
+            and not any(
+                why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in self.left_out.values()
+            )
+            and not self.lacking
+        )
+
+
+def _measure(
     session: Session,
     declared: Sequence[ProblemRanking],
-    confirmed: Mapping[str, TuningOutcome],
     options: TuningOptions,
     progress: Progress | None,
-) -> tuple[list[ProblemRanking], int, dict[str, str], list[ProblemRanking]]:
-    """Measures the declared problems without the confirmed ones, and those that the options add.
-
-    Returns:
-        Problems to measure; the number measured now; those left out, by key, with the reason;
-        and those that lack a neighbour's winner.
-    """
+) -> _Pass:
+    """Measures the declared problems without the confirmed ones, and those that the options add."""
+    confirmed = _confirmed_outcomes(declared, session.bench) if options.skips_confirmed else {}
     rankings = list(declared)
     by_steps = options.grid is Grid.STEPS
     if by_steps:
@@ -314,7 +453,7 @@ def _measure_all(
                 break
             left_out |= session.measure(lacking, progress)
             lacking = session.lacking_neighbours(measurable)
-    return measurable, measured_now, left_out, lacking
+    return _Pass(rankings=measurable, measured_now=measured_now, left_out=left_out, lacking=lacking)
 
 
 def _confirmed_outcomes(

@@ -12,9 +12,10 @@ from tuner import Tuner
 
 import cpu_provider
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.tuning import several_gpus
-from nvgemm_aot.tuning.several_gpus import tune_on
-from nvgemm_aot.tuning.state import measured_keys, state_path
+from nvgemm_aot.tuning.spread import several_gpus
+from nvgemm_aot.tuning.spread.several_gpus import tune_on
+from nvgemm_aot.tuning.state.journal import state_path
+from nvgemm_aot.tuning.state.tuning_state import measured_keys
 from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import header_of

@@ -88,6 +88,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     help="Measure a part of the problems on each of these GPUs at once, named as by "
     "CUDA_VISIBLE_DEVICES. They must be of one product.",
 )
+@click.option(
+    "--confirm",
+    type=click.IntRange(min=2),
+    metavar="K",
+    help="Measure each problem on K of the GPUs of --gpus: where they agree, it is confirmed.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
     "--prune",
@@ -126,6 +132,7 @@ def tune(
     skip_confirmed: bool,
     shard: Shard | None,
     gpus: str | None,
+    confirm: int | None,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -144,8 +151,8 @@ def tune(
     """
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
-    from ...tuning.several_gpus import tune_on, visible_gpus
-    from ...tuning.state import state_path
+    from ...tuning.spread.several_gpus import tune_on, visible_gpus
+    from ...tuning.state.journal import state_path
     from ...tuning.tune_bundles import TuningOptions
 
     if out.suffix != BUNDLE_SUFFIX:
@@ -159,6 +166,11 @@ def tune(
         raise click.UsageError(f"--gpus {gpus}: name each GPU once, as in 0,1, or all")
     if shard and gpus:
         raise click.UsageError("--shard cannot be combined with --gpus, which divides problems too")
+    if confirm and not gpus:
+        raise click.UsageError(
+            f"--confirm {confirm} needs --gpus: one GPU cannot confirm itself; --gpus all takes "
+            "all of this machine"
+        )
     if shard and prune:
         raise click.UsageError(
             "--shard cannot be combined with --prune, which needs all problems' winners; "
@@ -175,6 +187,7 @@ def tune(
         accepts_suspect=accept_suspect,
         repeats=not no_repeat,
         shard=shard,
+        confirms=confirm or 1,
     )
     try:
         with (
@@ -185,6 +198,11 @@ def tune(
             tune_bundles = watchdog.tune_watched
             if gpus:
                 chosen = visible_gpus() if gpus == "all" else names
+                if len(chosen) < options.confirms:
+                    raise click.UsageError(
+                        f"--confirm {confirm} needs {confirm} GPUs or more; --gpus {gpus} names "
+                        f"{count_text(len(chosen), 'GPU')}: {', '.join(chosen)}"
+                    )
                 tune_bundles = functools.partial(tune_on, chosen)
             tuned = tune_bundles(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
