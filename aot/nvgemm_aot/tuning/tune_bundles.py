@@ -206,7 +206,7 @@ def tune(
         done = _measure(session, declared, options, progress)
         measured_now, left_to_repeat = done.measured_now, 0
         if options.confirms > 1:
-            outcomes = join_gpus(Journal(state_path(output), {}).lines, _operators(content))
+            outcomes = join_gpus(Journal(state_path(output), {}).facts, _operators(content))
         else:
             if options.repeats:
                 measured_now += measure_again(session, done.rankings, again)
@@ -281,7 +281,7 @@ def measure_part(
     Raises:
         NvgemmError: As `tune`.
     """
-    lines = Journal(state_path(output), {}).lines[1:]
+    lines = Journal(state_path(output), {}).facts
     own, gpu = lines, bench.conditions.gpu_sha256
     if options.confirms > 1:
         own = [line for line in lines if gpu_of(line) in (gpu, None)]

@@ -149,7 +149,7 @@ def has_unconfirmed(paths: Sequence[Path], output: Path) -> bool:
         with Bundle(path) as bundle:
             for kernel in bundle.header.kernels:
                 operators[kernel.id] = Operator(provider=kernel.provider, operator=kernel.operator)
-    joined = join_gpus(Journal(state_path(output), {}).lines, operators)
+    joined = join_gpus(Journal(state_path(output), {}).facts, operators)
     return any(needs_repeat(one, one.conditions.gpu_sha256) for one in joined.values())
 
 

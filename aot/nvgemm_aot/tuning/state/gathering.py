@@ -55,6 +55,6 @@ def _take(path: Path, part: Path) -> None:
         digest = hashlib.sha256(data).hexdigest()
         lines = list(Journal(path, {}).lines) or [first]
         if digest not in Facts(lines[1:]).taken:
-            lines += [line for line in Journal(part, {}).lines[1:] if "written" not in line]
+            lines += [line for line in Journal(part, {}).facts if "written" not in line]
             write_atomic(path, b"".join(map(encode_line, [*lines, {"taken": digest}])))
     remove_file(part)

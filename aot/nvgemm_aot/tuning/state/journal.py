@@ -79,6 +79,11 @@ class Journal:
         if not self._end and not _BEGIN.startswith(data[: len(_BEGIN)]):
             self.fail(f"its first line does not end: {data[:40]!r}")
 
+    @property
+    def facts(self) -> list[Line]:
+        """Lines after the first."""
+        return self.lines[1:]
+
     def _parsed(self, line: bytes) -> Line:
         try:
             parsed = json.loads(line)

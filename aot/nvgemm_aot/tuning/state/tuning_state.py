@@ -168,7 +168,7 @@ class TuningState(Facts):
 
     def _read(self, identity: Mapping[str, str]) -> None:
         check_identity(self._journal, identity)
-        for line in self._journal.lines[1:]:
+        for line in self._journal.facts:
             try:
                 self.apply(line)
             except (ValueError, KeyError, TypeError) as error:
