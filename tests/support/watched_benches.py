@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.measuring.gpu import Bench
 from nvgemm_aot.tuning.measuring.race import Sample
@@ -42,6 +43,8 @@ def gpu_of_its_name() -> Bench:
         raise TuningError(f"GPU {gpu} is broken")
     times = json.loads(os.environ.get("WATCHED_BENCH_TIMES", "{}")).get(gpu, {})
     timer = DictatedTimer({**SLOW_FIRST, **times})
+    if "WATCHED_BENCH_PAUSE_S" in os.environ:
+        timer = _PausingTimer(timer.times)
     if os.environ.get("WATCHED_BENCH_DIES_ON") == gpu:
         timer = _HangingTimer(timer.times, hanging=HANGING, by=_die_once)
     made = _bench(timer)
@@ -127,6 +130,15 @@ def _hang() -> None:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _PausingTimer(DictatedTimer):
+    """Takes a while for each problem, so that a test can act meanwhile."""
+
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
+        if not self.prepared or self.last_run == ATEN:
+            time.sleep(float(os.environ["WATCHED_BENCH_PAUSE_S"]))
+        return super().prepare(calls, launches=launches)
 
 
 def _die_once() -> None:

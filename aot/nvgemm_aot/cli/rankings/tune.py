@@ -92,7 +92,22 @@ def _sigterm_interrupts() -> Iterator[None]:
     "--confirm",
     type=click.IntRange(min=2),
     metavar="K",
-    help="Measure each problem on K of the GPUs of --gpus: where they agree, it is confirmed.",
+    help="Measure each problem on K of the GPUs of --gpus or --executor: where they agree, it is "
+    "confirmed.",
+)
+@click.option(
+    "--executor",
+    metavar="ADDRESS",
+    default="local",
+    show_default=True,
+    help="Measure a part of the problems on each worker of this Dask scheduler, such as "
+    "tls://scheduler:8786. Each worker process measures on the first GPU that it sees.",
+)
+@click.option(
+    "--insecure-executor",
+    is_flag=True,
+    help="Allow a scheduler without TLS on another machine: whoever reaches it can run code here "
+    "and on its workers.",
 )
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
@@ -133,6 +148,8 @@ def tune(
     shard: Shard | None,
     gpus: str | None,
     confirm: int | None,
+    executor: str,
+    insecure_executor: bool,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -149,9 +166,11 @@ def tune(
     OUT.tuning.jsonl: the same command continues from there. A kernel that never returns is dropped:
     the measuring process is killed, and another continues.
     """
+    from ...pipeline.executor.scheduler_connection import LOCAL, check_address
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
     from ...tuning.spread.several_gpus import tune_on, visible_gpus
+    from ...tuning.spread.tune_over_dask import tune_over
     from ...tuning.state.journal import state_path
     from ...tuning.tune_bundles import TuningOptions
 
@@ -166,11 +185,21 @@ def tune(
         raise click.UsageError(f"--gpus {gpus}: name each GPU once, as in 0,1, or all")
     if shard and gpus:
         raise click.UsageError("--shard cannot be combined with --gpus, which divides problems too")
-    if confirm and not gpus:
+    if confirm and not gpus and executor == LOCAL:
         raise click.UsageError(
-            f"--confirm {confirm} needs --gpus: one GPU cannot confirm itself; --gpus all takes "
-            "all of this machine"
+            f"--confirm {confirm} needs --gpus or --executor: one GPU cannot confirm itself; "
+            "--gpus all takes all of this machine"
         )
+    if executor != LOCAL:
+        if gpus or shard:
+            raise click.UsageError(
+                f"--executor cannot be combined with {'--gpus' if gpus else '--shard'}, which "
+                "divides problems too"
+            )
+        try:
+            check_address(executor, allow_insecure=insecure_executor)
+        except ValueError as error:
+            raise click.UsageError(f"--executor: {error}") from None
     if shard and prune:
         raise click.UsageError(
             "--shard cannot be combined with --prune, which needs all problems' winners; "
@@ -204,6 +233,10 @@ def tune(
                         f"{count_text(len(chosen), 'GPU')}: {', '.join(chosen)}"
                     )
                 tune_bundles = functools.partial(tune_on, chosen)
+            elif executor != LOCAL:
+                tune_bundles = functools.partial(
+                    tune_over, executor, allow_insecure=insecure_executor
+                )
             tuned = tune_bundles(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
             )

@@ -19,7 +19,7 @@ from ..watchdog import HANG_S, ProcessEnd, WatchedProcess
 
 @dataclass(frozen=True, kw_only=True)
 class GpuIdentity:
-    """What a measuring process says about its GPU and its software.
+    """GPU and software of a measuring process.
 
     Attributes:
         product: GPU product, as its driver names it.

@@ -89,7 +89,7 @@ def tune_on(
 
     def measure(options: TuningOptions) -> list[Measured]:
         parts = divide(output, len(gpus), options.confirms)
-        sums = [_Sum(report=report, parts=len(gpus)) for report in (progress, again)]
+        sums = [SummedProgress(report=report, parts=len(gpus)) for report in (progress, again)]
 
         def measure_one(index: int, stop: threading.Event) -> Measured:
             return measure_part_watched(
@@ -185,7 +185,7 @@ def on_each(count: int, run: Callable[[int, threading.Event], R]) -> list[R]:
 
 
 @dataclass(kw_only=True)
-class _Sum:
+class SummedProgress:
     """Sums the progress of parts that report from threads of their own."""
 
     report: Progress | None

@@ -106,7 +106,7 @@ class TuningState(Facts):
 
     Args:
         path: File.
-        identity: What all outcomes in a tuning share, by the name used in messages.
+        identity: Properties that all outcomes in a tuning share, by the name used in messages.
         before: Lines of other files of this tuning, whose facts come first.
 
     Raises:
