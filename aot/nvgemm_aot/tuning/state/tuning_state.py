@@ -53,16 +53,6 @@ def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
         )
 
 
-def measured_keys(output: Path) -> frozenset[str]:
-    """Returns the keys of problems for which an output's state has an outcome.
-
-    Raises:
-        StorageError: If the state cannot be read, or is damaged.
-    """
-    lines = Journal(state_path(output), {}).lines
-    return frozenset(line["problem"] for line in lines if "outcome" in line)
-
-
 def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
     """Notes in a killed tuning's state that a contender hangs.
 
