@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from .measuring.gpu import Bench
+from .part_measuring import Measured, Part, measure_part
 from .session import Progress, Running
-from .tune_bundles import Measured, Part, Tuned, TuningOptions, measure_part, tune
+from .tune_bundles import Tuned, TuningOptions, tune
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -113,7 +114,7 @@ class TuneTask:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTask:
-    """One GPU's part of a tuning as a task; see `tune_bundles.measure_part`."""
+    """One GPU's part of a tuning as a task; see `part_measuring.measure_part`."""
 
     paths: tuple[Path, ...]
     output: Path

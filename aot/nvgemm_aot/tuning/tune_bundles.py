@@ -20,6 +20,7 @@ from ..bundle.content import BundleContent, ProblemRanking
 from ..bundle.writer import write_bundle
 from ..pipeline.shard import Shard
 from ..rankings.entries import Operator
+from ..rankings.prune_kernels import Pruned, prune
 from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
 from .measuring.dealing import deal
@@ -33,8 +34,7 @@ from .measuring.grid import (
 )
 from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
-from .prune_kernels import Pruned, prune
-from .repeating import measure_again, needs_repeat, unrepeated
+from .repeating import measure_again, unrepeated
 from .rewrite import (
     previous_outcome,
     rankings_to_measure,
@@ -44,8 +44,7 @@ from .rewrite import (
     with_rankings,
 )
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Running, Session, unwatched
-from .state.facts import gpu_of
-from .state.joining import join_gpus, outcomes_by_problem, outcomes_with_repeats
+from .state.joining import join_gpus, outcomes_with_repeats
 from .state.journal import Journal, Line, reserved, state_path
 from .state.tuning_state import TuningState, check_identity, refuse_foreign_measurements
 
@@ -96,29 +95,6 @@ class TuningOptions:
     repeats: bool = True
     shard: Shard | None = None
     confirms: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One GPU's part of a tuning, which is measured into a journal of its own.
-
-    Attributes:
-        shards: Problems to measure.
-        output: Output that the part would have: its journal is next to it.
-    """
-
-    shards: tuple[Shard, ...]
-    output: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Result of measuring a part; attributes as for `Tuned`."""
-
-    unmeasured: Mapping[str, str]
-    measured_now: int
-    unrepeated: int
-    is_complete: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,18 +171,16 @@ def tune(
         ToolchainError: If the native launcher is missing.
         StorageError: If a file cannot be read or written, or the state is damaged.
     """
-    with _preparing(
-        paths, output, output, bench, options, running=running, clock=clock
-    ) as prepared:
+    with preparing(paths, output, output, bench, options, running=running, clock=clock) as prepared:
         content, session, state = prepared.content, prepared.session, prepared.session.state
         gpu = bench.facts.name
         declared = rankings_to_measure(content, gpu)
         if options.shard is not None:
             declared = deal(declared, options.shard)
-        done = _measure(session, declared, options, progress)
+        done = measure_first(session, declared, options, progress)
         measured_now, left_to_repeat = done.measured_now, 0
         if options.confirms > 1:
-            outcomes = join_gpus(Journal(state_path(output), {}).facts, _operators(content))
+            outcomes = join_gpus(Journal(state_path(output), {}).facts, operators_by_id(content))
         else:
             if options.repeats:
                 measured_now += measure_again(session, done.rankings, again)
@@ -257,73 +231,8 @@ def tune(
     )
 
 
-def measure_part(
-    paths: Sequence[Path],
-    output: Path,
-    part: Part,
-    bench: Bench,
-    options: TuningOptions,
-    *,
-    progress: Progress | None = None,
-    again: Progress | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    running: Running = unwatched,
-) -> Measured:
-    """Measures one GPU's part of a tuning into a journal of its own, and writes no bundle.
-
-    Skips what the output's journal and the part's have: with ``options.confirms``, what this GPU
-    has measured, and what enough other GPUs have; else what any GPU has. With ``options.repeats``,
-    measures a second time what no other GPU confirms.
-
-    ``output`` is the tuning's; ``shard`` and ``prunes`` among the options are not used. Other
-    arguments are as for `tune`.
-
-    Raises:
-        NvgemmError: As `tune`.
-    """
-    lines = Journal(state_path(output), {}).facts
-    own, gpu = lines, bench.conditions.gpu_sha256
-    if options.confirms > 1:
-        own = [line for line in lines if gpu_of(line) in (gpu, None)]
-    with _preparing(
-        paths, output, part.output, bench, options, running=running, clock=clock, before=own
-    ) as prepared:
-        session, state = prepared.session, prepared.session.state
-        rankings = rankings_to_measure(prepared.content, bench.facts.name)
-        dealt = {ranking.problem.key for shard in part.shards for ranking in deal(rankings, shard)}
-        if options.confirms > 1:
-            dealt -= _measured_elsewhere(lines, gpu, options.confirms)
-        mine = [ranking for ranking in rankings if ranking.problem.key in dealt]
-        done = _measure(session, mine, options, progress)
-        measured_now, left_to_repeat = done.measured_now, 0
-        if options.repeats:
-            to_repeat = done.rankings
-            if options.confirms > 1:
-                joined = join_gpus(lines, _operators(prepared.content))
-                keys = {key for key, one in joined.items() if needs_repeat(one, gpu)}
-                to_repeat = [one for one in to_repeat if one.problem.key in keys]
-            measured_now += measure_again(session, to_repeat, again)
-            left_to_repeat = len(unrepeated(session, to_repeat))
-    keys = {ranking.problem.key for ranking in done.rankings}
-    outcomes = [outcome for key, outcome in state.outcomes.items() if key in keys]
-    return Measured(
-        unmeasured={key: why for key, why in done.left_out.items() if key not in state.outcomes},
-        measured_now=measured_now,
-        unrepeated=left_to_repeat,
-        is_complete=done.is_complete(outcomes) and not left_to_repeat,
-    )
-
-
-def _measured_elsewhere(lines: Sequence[Line], gpu: str | None, enough: int) -> set[str]:
-    """Returns the keys of problems that enough other GPUs have measured."""
-    return {
-        key
-        for key, outcomes in outcomes_by_problem(lines).items()
-        if len({outcome.conditions.gpu_sha256 for outcome in outcomes} - {gpu}) >= enough
-    }
-
-
-def _operators(content: BundleContent) -> dict[str, Operator]:
+def operators_by_id(content: BundleContent) -> dict[str, Operator]:
+    """Returns each kernel's operator, by the kernel's id."""
     return {
         kernel.id: Operator(provider=kernel.provider, operator=kernel.operator)
         for kernel in content.kernels
@@ -331,7 +240,7 @@ def _operators(content: BundleContent) -> dict[str, Operator]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prepared:
+class Prepared:
     """Content of the bundles, each kernel's bytes in them, and a session to measure in."""
 
     content: BundleContent
@@ -340,7 +249,7 @@ class _Prepared:
 
 
 @contextlib.contextmanager
-def _preparing(
+def preparing(
     paths: Sequence[Path],
     output: Path,
     measured: Path,
@@ -350,7 +259,7 @@ def _preparing(
     running: Running,
     clock: Callable[[], float],
     before: Sequence[Line] = (),
-) -> Iterator[_Prepared]:
+) -> Iterator[Prepared]:
     """Opens bundles and the journal next to ``measured``, which is ``output`` or a part's."""
     begin = clock()
     with contextlib.ExitStack() as stack:
@@ -387,11 +296,11 @@ def _preparing(
             for bundle in bundles
             for kernel in bundle.header.kernels
         }
-        yield _Prepared(content=content, stored_bytes=stored_bytes, session=session)
+        yield Prepared(content=content, stored_bytes=stored_bytes, session=session)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pass:
+class Pass:
     """Problems to measure, and the first measurements made now.
 
     Attributes:
@@ -417,12 +326,12 @@ class _Pass:
         )
 
 
-def _measure(
+def measure_first(
     session: Session,
     declared: Sequence[ProblemRanking],
     options: TuningOptions,
     progress: Progress | None,
-) -> _Pass:
+) -> Pass:
     """Measures the declared problems without the confirmed ones, and those that the options add."""
     confirmed = _confirmed_outcomes(declared, session.bench) if options.skips_confirmed else {}
     rankings = list(declared)
@@ -453,7 +362,7 @@ def _measure(
                 break
             left_out |= session.measure(lacking, progress)
             lacking = session.lacking_neighbours(measurable)
-    return _Pass(rankings=measurable, measured_now=measured_now, left_out=left_out, lacking=lacking)
+    return Pass(rankings=measurable, measured_now=measured_now, left_out=left_out, lacking=lacking)
 
 
 def _confirmed_outcomes(

@@ -26,10 +26,11 @@ from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, ChildTask, Message, PartTask, TuneTask
+from .part_measuring import Measured, Part
 from .session import Progress, UnusableGpuError
 from .state.journal import reserved, state_path
 from .state.tuning_state import add_death, add_hang
-from .tune_bundles import Measured, Part, Tuned, TuningOptions
+from .tune_bundles import Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ def measure_part_watched(
     gpu: str | None = None,
     stop: threading.Event | None = None,
 ) -> Measured:
-    """Measures like `tune_bundles.measure_part`, and survives kernels as `tune_watched` does.
+    """Measures like `part_measuring.measure_part`, and survives kernels as `tune_watched` does.
 
     ``output`` is the tuning's, and ``stop``, once it is set, interrupts the measuring process.
     Other arguments are as for `tune_watched`.

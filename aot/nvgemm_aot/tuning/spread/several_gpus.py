@@ -7,28 +7,30 @@ several parts, and measurements are joined as rankings of several machines are.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ...pipeline.shard import Shard
 from ...rankings.entries import Operator
+from ..part_measuring import Measured, Part
 from ..repeating import needs_repeat
 from ..session import Progress
 from ..state.gathering import gather, part_path
 from ..state.joining import join_gpus
 from ..state.journal import Journal, state_path
-from ..tune_bundles import Measured, Part, Tuned, TuningOptions
+from ..tune_bundles import Tuned, TuningOptions
 from ..watchdog import GPU_BENCH, HANG_S, VISIBLE_GPUS, measure_part_watched, tune_watched
 from .gpu_identities import identify, refuse_unlike
 
@@ -105,9 +107,8 @@ def tune_on(
                 stop=stop,
             )
 
-        measured = on_each(len(gpus), measure_one)
-        gather(output)
-        return measured
+        with gathering(output):
+            return on_each(len(gpus), measure_one)
 
     gather(output)
     if options.confirms == 1:
@@ -127,6 +128,22 @@ def tune_on(
     written = replace(options, budget_s=0.0)  # other GPUs measure what is left
     tuned = tune_watched(paths, output, written, bench=bench, hang_s=hang_s, gpu=gpus[0])
     return with_parts(tuned, last, measured if last is not measured else ())
+
+
+@contextlib.contextmanager
+def gathering(output: Path) -> Iterator[None]:
+    """Gathers the parts after the block; after an error too, if that is possible.
+
+    Raises:
+        NvgemmError: As `gather`, unless the block raises.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(NvgemmError):
+            gather(output)
+        raise
+    gather(output)
 
 
 def divide(output: Path, count: int, confirms: int) -> list[Part]:

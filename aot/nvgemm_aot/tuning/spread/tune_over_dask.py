@@ -20,15 +20,16 @@ from nvgemm_runtime.errors import ExecutorError, NvgemmError, TuningError, one_l
 
 from ...pipeline.executor.scheduler_connection import connect
 from ...storage.files import write_atomic
+from ..part_measuring import Measured, Part
 from ..session import Progress
 from ..state.facts import Facts
 from ..state.gathering import gather
 from ..state.journal import Journal, Line, reserved, state_path
 from ..state.tuning_state import refuse_foreign_measurements
-from ..tune_bundles import Measured, Part, Tuned, TuningOptions
+from ..tune_bundles import Tuned, TuningOptions
 from ..watchdog import GPU_BENCH, GRACE_S, HANG_S
 from .gpu_identities import GpuIdentity, refuse_unlike
-from .several_gpus import SummedProgress, divide, has_unconfirmed, with_parts
+from .several_gpus import SummedProgress, divide, gathering, has_unconfirmed, with_parts
 from .worker_tasks import (
     SentBundle,
     SentTuning,
@@ -178,8 +179,8 @@ class _Fleet:
             if options.budget_s is not None:
                 spent_s = time.monotonic() - begin
                 left = replace(options, budget_s=max(0.0, options.budget_s - spent_s))
-            measured, lost = self._measure_once(left, progress, again)
-            gather(self._output)
+            with gathering(self._output):
+                measured, lost = self._measure_once(left, progress, again)
             if not lost:
                 now = sum(part.measured_now for part in before)
                 measured[0] = replace(measured[0], measured_now=measured[0].measured_now + now)

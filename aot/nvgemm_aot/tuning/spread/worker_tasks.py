@@ -17,8 +17,9 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError
 
+from ..part_measuring import Measured, Part
 from ..state.journal import Journal, Line, state_path
-from ..tune_bundles import Measured, Part, Tuned, TuningOptions
+from ..tune_bundles import Tuned, TuningOptions
 from ..watchdog import measure_part_watched, tune_watched
 from .gpu_identities import GpuIdentity, identify
 
