@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_aot.tuning.outcome import TuningOutcome, read_outcome
-from nvgemm_aot.tuning.state import Journal, state_path
+from nvgemm_aot.tuning.state.journal import Journal, state_path
 from nvgemm_runtime.gemm.problem import Problem
 
 ROWS = "rows.json"

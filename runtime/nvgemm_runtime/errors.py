@@ -172,6 +172,15 @@ class SignatureError(NvgemmError):
     exit_code = 28
 
 
+class ExecutorError(NvgemmError):
+    """``--executor``: a Dask scheduler cannot be reached or was lost, or no worker can do the work.
+
+    What was finished is kept, and the same command continues.
+    """
+
+    exit_code = 29
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem; raised in the user's program.
 

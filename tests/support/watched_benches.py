@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.measuring.gpu import Bench
 from nvgemm_aot.tuning.measuring.race import Sample
@@ -29,14 +32,27 @@ def sound() -> Bench:
 
 
 def gpu_of_its_name() -> Bench:
-    """All contenders return; the GPU is the visible one, which the environment may let fail."""
+    """All contenders return; the GPU is the visible one, which the environment may let fail.
+
+    ``WATCHED_BENCH_TIMES`` gives GPUs times of their own, as JSON by GPU and operator. On the GPU
+    of ``WATCHED_BENCH_DIES_ON``, the first process dies when it times, and leaves the file that
+    ``WATCHED_BENCH_DEATH`` names.
+    """
     gpu = os.environ["CUDA_VISIBLE_DEVICES"]
     if os.environ.get("WATCHED_BENCH_FAILS_ON") == gpu:
         raise TuningError(f"GPU {gpu} is broken")
-    made = _bench(DictatedTimer(SLOW_FIRST))
+    times = json.loads(os.environ.get("WATCHED_BENCH_TIMES", "{}")).get(gpu, {})
+    timer = DictatedTimer({**SLOW_FIRST, **times})
+    if "WATCHED_BENCH_PAUSE_S" in os.environ:
+        timer = _PausingTimer(timer.times)
+    if os.environ.get("WATCHED_BENCH_DIES_ON") == gpu:
+        timer = _HangingTimer(timer.times, hanging=HANGING, by=_die_once)
+    made = _bench(timer)
     if os.environ.get("WATCHED_BENCH_DRIVERS"):
         made = replace(made, watch=replace(made.watch, driver=f"580.{gpu}"))
-    return replace(made, uuid=f"GPU-{gpu}")
+    if os.environ.get("WATCHED_BENCH_PRODUCTS"):
+        made = replace(made, facts=replace(made.facts, name=f"NVIDIA H{gpu}00"))
+    return replace(made, uuid=os.environ.get("WATCHED_BENCH_UUID", f"GPU-{gpu}") or None)
 
 
 def hangs_when_timed() -> Bench:
@@ -114,6 +130,22 @@ def _hang() -> None:
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _PausingTimer(DictatedTimer):
+    """Takes a while for each problem, so that a test can act meanwhile."""
+
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
+        if not self.prepared or self.last_run == ATEN:
+            time.sleep(float(os.environ["WATCHED_BENCH_PAUSE_S"]))
+        return super().prepare(calls, launches=launches)
+
+
+def _die_once() -> None:
+    death = Path(os.environ["WATCHED_BENCH_DEATH"])
+    if not death.exists():
+        death.touch()
+        _die()
 
 
 class _HangingTimer(DictatedTimer):

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from .measuring.gpu import Bench
+from .part_measuring import Measured, Part, measure_part
 from .session import Progress, Running
-from .tune_bundles import Part, Tuned, TuningOptions, tune
+from .tune_bundles import Tuned, TuningOptions, tune
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -97,7 +98,6 @@ class TuneTask:
     options: TuningOptions
     bench: str
     log_level: int
-    parts: tuple[Part, ...] = ()
 
     def perform(self, bench: Bench, reports: Reports) -> Tuned:
         """Tunes bundles."""
@@ -109,7 +109,31 @@ class TuneTask:
             progress=reports.progress,
             again=reports.again,
             running=reports.running,
-            parts=self.parts,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTask:
+    """One GPU's part of a tuning as a task; see `part_measuring.measure_part`."""
+
+    paths: tuple[Path, ...]
+    output: Path
+    part: Part
+    options: TuningOptions
+    bench: str
+    log_level: int
+
+    def perform(self, bench: Bench, reports: Reports) -> Measured:
+        """Measures the part."""
+        return measure_part(
+            self.paths,
+            self.output,
+            self.part,
+            bench,
+            self.options,
+            progress=reports.progress,
+            again=reports.again,
+            running=reports.running,
         )
 
 

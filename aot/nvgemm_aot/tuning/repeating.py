@@ -15,13 +15,12 @@ from dataclasses import replace
 from nvgemm_runtime.bundle.ranking_entries import LEAST_REPEAT_S
 
 from ..bundle.content import ProblemRanking
-from ..rankings.agreement import ATEN, Relation, compare_repeat
+from ..rankings.agreement import ATEN
 from ..rankings.intervals import contending, interval_of
 from .contenders import Run
 from .measuring.other_work import OtherWork
 from .outcome import Repeat, TuningOutcome
 from .session import Progress, Session
-from .state import TuningState
 
 _log = logging.getLogger(__name__)
 
@@ -34,27 +33,14 @@ ANNOUNCED_WAIT_S = 10.0
 """Shortest wait that is announced."""
 
 
-def outcomes_with_repeats(state: TuningState) -> dict[str, TuningOutcome]:
-    """Returns the first outcomes by problem key, updated by their second measurements."""
-    return {
-        key: outcome if key not in state.repeats else _with_repeat(outcome, state.repeats[key])
-        for key, outcome in state.outcomes.items()
-    }
+def needs_repeat(outcome: TuningOutcome, gpu: str | None) -> bool:
+    """Returns True if a GPU, by its UUID's digest, is to repeat an outcome.
 
-
-def _with_repeat(first: TuningOutcome, repeat: Repeat) -> TuningOutcome:
-    second = repeat.outcome
-    wrong = second.wrong
-    outcome = replace(
-        first,
-        kernels={id_: timing for id_, timing in first.kernels.items() if id_ not in wrong},
-        wrong={**first.wrong, **wrong},
-    )
-    compared = compare_repeat(first, second)
-    if compared.relation is Relation.CONTRADICTS:
-        return replace(outcome, doubts=(*outcome.doubts, compared.reason))
-    is_repeated = compared.relation is Relation.REPEATS and repeat.after_s >= LEAST_REPEAT_S
-    return replace(outcome, repeated=repeat.after_s if is_repeated else None)
+    It is that GPU's, has no doubts, and no other GPU confirms it.
+    """
+    if outcome.doubts or outcome.confirmed_by or not outcome.kernels:
+        return False
+    return gpu is not None and outcome.conditions.gpu_sha256 == gpu
 
 
 def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
@@ -65,15 +51,13 @@ def unrepeated(session: Session, rankings: Sequence[ProblemRanking]) -> list[Pro
     """
     state, gpu = session.state, session.bench.conditions.gpu_sha256
 
-    def needs_repeat(key: str) -> bool:
+    def is_unrepeated(key: str) -> bool:
         outcome, repeat = state.outcomes.get(key), state.repeats.get(key)
-        if outcome is None or outcome.doubts or outcome.confirmed_by or not outcome.kernels:
-            return False
-        if gpu is None or outcome.conditions.gpu_sha256 != gpu:
+        if outcome is None or not needs_repeat(outcome, gpu):
             return False
         return repeat is None or repeat.outcome.is_disturbed
 
-    remaining = [ranking for ranking in rankings if needs_repeat(ranking.problem.key)]
+    remaining = [ranking for ranking in rankings if is_unrepeated(ranking.problem.key)]
     return sorted(remaining, key=lambda ranking: state.moments[ranking.problem.key].at_s)
 
 

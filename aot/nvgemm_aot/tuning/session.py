@@ -31,7 +31,7 @@ from .measuring.other_work import OtherWork
 from .measuring.problem_times import BrokenDeviceError, Effort, measure
 from .outcome import TuningOutcome
 from .rewrite import previous_outcome
-from .state import TuningState
+from .state.tuning_state import TuningState
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.trust import why_another_release
 
-from ..bundle.content import ProblemRanking
+from ..bundle.content import BundleContent, ProblemRanking
 from ..bundle.writer import write_bundle
 from ..pipeline.shard import Shard
+from ..rankings.entries import Operator
+from ..rankings.prune_kernels import Pruned, prune
 from .contenders import Contenders, refuse_unusual_aten
 from .correctness.judgement import rejected_kernels, suspicion
 from .measuring.dealing import deal
@@ -33,8 +35,7 @@ from .measuring.grid import (
 )
 from .measuring.neighbours import Neighbours
 from .outcome import TuningOutcome
-from .prune_kernels import Pruned, prune
-from .repeating import measure_again, outcomes_with_repeats, unrepeated
+from .repeating import measure_again, unrepeated
 from .rewrite import (
     previous_outcome,
     rankings_to_measure,
@@ -44,7 +45,9 @@ from .rewrite import (
     with_rankings,
 )
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Running, Session, unwatched
-from .state import TuningState, refuse_foreign_measurements, reserved, state_path
+from .state.joining import join_gpus, outcomes_with_repeats
+from .state.journal import Journal, Line, reserved, state_path
+from .state.tuning_state import TuningState, check_identity, refuse_foreign_measurements
 
 PROGRAM = f"nvgemm-aot {__version__}"
 
@@ -79,7 +82,7 @@ class TuningOptions:
             measurement itself may be at fault.
         repeats: True to measure a second time the problems that another process measured first.
         shard: Part of the problems to measure; None for all. See `deal`.
-        measured: Keys of problems that another run of this tuning has measured.
+        confirms: Number of GPUs to measure each problem on; see `state.joining.join_gpus`.
     """
 
     budget_s: float | None = None
@@ -92,15 +95,7 @@ class TuningOptions:
     accepts_suspect: bool = False
     repeats: bool = True
     shard: Shard | None = None
-    measured: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A part of a tuning that another process measures into an output of its own."""
-
-    shard: Shard
-    output: Path
+    confirms: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +145,6 @@ def tune(
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     running: Running = unwatched,
-    parts: Sequence[Part] = (),
 ) -> Tuned:
     """Measures the problems in bundles and writes one bundle with measured rankings.
 
@@ -167,7 +161,6 @@ def tune(
         again: Called likewise for second measurements, and during their waits.
         clock: Returns seconds, for the budget.
         running: Context entered with a contender and a problem key during each contender's run.
-        parts: Parts of this tuning on other GPUs, whose outcomes are added first.
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
@@ -180,55 +173,23 @@ def tune(
         SignatureError: If the policy refuses a bundle.
         StorageError: If a file cannot be read or written, or the state is damaged.
     """
-    begin = clock()
-    with contextlib.ExitStack() as stack:
-        bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
-        content = read_together(bundles)
-        if not content.rankings:
-            names = ", ".join(map(str, paths))
-            raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
-        refuse_unusual_aten(ranking.problem for ranking in content.rankings)
-        stack.enter_context(reserved(output))
-        stored_bytes = {
-            kernel.id: kernel.span.stored_bytes
-            for bundle in bundles
-            for kernel in bundle.header.kernels
-        }
-        state = TuningState(state_path(output), _identity(bundles, bench, options))
-        stack.callback(state.close)
-        for part in parts:
-            shard_options = replace(options, shard=part.shard)
-            state.take(state_path(part.output), _identity(bundles, bench, shard_options))
-        refuse_foreign_measurements(output, state.written)
-        contenders = Contenders(
-            bundles,
-            all_kernels=options.all_kernels,
-            triton=options.triton,
-            without=state.broken.keys(),
-        )
-        session = Session(
-            contenders=contenders,
-            bench=bench,
-            state=state,
-            budget_s=options.budget_s,
-            elapsed_s=lambda: clock() - begin,
-            running=running,
-        )
+    with preparing(paths, output, output, bench, options, running=running, clock=clock) as prepared:
+        content, session, state = prepared.content, prepared.session, prepared.session.state
         gpu = bench.facts.name
         declared = rankings_to_measure(content, gpu)
         if options.shard is not None:
-            mine = deal(declared, options.shard)
-            declared = [one for one in mine if one.problem.key not in options.measured]
-        confirmed = _confirmed_outcomes(declared, bench) if options.skips_confirmed else {}
-        rankings, measured_now, left_out, lacking = _measure_all(
-            session, declared, confirmed, options, progress
-        )
-        if options.repeats:
-            measured_now += measure_again(session, rankings, again)
-        left_to_repeat = len(unrepeated(session, rankings)) if options.repeats else 0
-        outcomes = outcomes_with_repeats(state)
+            declared = deal(declared, options.shard)
+        done = measure_first(session, declared, options, progress)
+        measured_now, left_to_repeat = done.measured_now, 0
+        if options.confirms > 1:
+            outcomes = join_gpus(Journal(state_path(output), {}).facts, operators_by_id(content))
+        else:
+            if options.repeats:
+                measured_now += measure_again(session, done.rankings, again)
+                left_to_repeat = len(unrepeated(session, done.rankings))
+            outcomes = outcomes_with_repeats(state)
         # Unmeasured problems without a ranking for this product have nothing to write.
-        measured = (ranking for ranking in rankings if ranking.problem.key in outcomes)
+        measured = (ranking for ranking in done.rankings if ranking.problem.key in outcomes)
         content = with_rankings(content, measured, gpu)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
@@ -258,36 +219,123 @@ def tune(
         gpu=gpu,
         header=header,
         file_bytes=file_bytes,
-        pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
+        pruned_bytes=sum(prepared.stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
         outcomes={key: outcomes[key] for key in keys if key in outcomes},
-        unmeasured={key: why for key, why in left_out.items() if key not in outcomes},
+        unmeasured={key: why for key, why in done.left_out.items() if key not in outcomes},
         broken=state.broken,
         hanging=tuple(state.hanging),
         pruned=pruned,
         state=state_path(output) if outcomes else None,
         measured_now=measured_now,
         unrepeated=left_to_repeat,
-        is_complete=not any(outcome.is_disturbed for outcome in outcomes.values())
-        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values())
-        and not lacking
-        and not left_to_repeat,
+        is_complete=done.is_complete(outcomes.values()) and not left_to_repeat,
         suspicion=suspect,
     )
 
 
-def _measure_all(
+def operators_by_id(content: BundleContent) -> dict[str, Operator]:
+    """Returns each kernel's operator, by the kernel's id."""
+    return {
+        kernel.id: Operator(provider=kernel.provider, operator=kernel.operator)
+        for kernel in content.kernels
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Content of the bundles, each kernel's bytes in them, and a session to measure in."""
+
+    content: BundleContent
+    stored_bytes: Mapping[str, int]
+    session: Session
+
+
+@contextlib.contextmanager
+def preparing(
+    paths: Sequence[Path],
+    output: Path,
+    measured: Path,
+    bench: Bench,
+    options: TuningOptions,
+    *,
+    running: Running,
+    clock: Callable[[], float],
+    before: Sequence[Line] = (),
+) -> Iterator[Prepared]:
+    """Opens bundles and the journal next to ``measured``, which is ``output`` or a part's."""
+    begin = clock()
+    with contextlib.ExitStack() as stack:
+        bundles = [stack.enter_context(_open_bundle(path, bench)) for path in paths]
+        content = read_together(bundles)
+        if not content.rankings:
+            names = ", ".join(map(str, paths))
+            raise TuningError(f"{names}: no problem is declared, so there is nothing to measure")
+        refuse_unusual_aten(ranking.problem for ranking in content.rankings)
+        stack.enter_context(reserved(measured))
+        identity = _identity(bundles, bench, options)
+        journal = Journal(state_path(output), {})
+        if measured != output and journal.lines:
+            check_identity(journal, identity)
+        state = TuningState(state_path(measured), identity, before)
+        stack.callback(state.close)
+        refuse_foreign_measurements(output, state.written)
+        contenders = Contenders(
+            bundles,
+            all_kernels=options.all_kernels,
+            triton=options.triton,
+            without=state.broken.keys(),
+        )
+        session = Session(
+            contenders=contenders,
+            bench=bench,
+            state=state,
+            budget_s=options.budget_s,
+            elapsed_s=lambda: clock() - begin,
+            running=running,
+        )
+        stored_bytes = {
+            kernel.id: kernel.span.stored_bytes
+            for bundle in bundles
+            for kernel in bundle.header.kernels
+        }
+        yield Prepared(content=content, stored_bytes=stored_bytes, session=session)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Problems to measure, and the first measurements made now.
+
+    Attributes:
+        rankings: Problems to measure, with those that a grid adds.
+        measured_now: Number measured now.
+        left_out: Problems not measured, by key, with the reason.
+        lacking: Problems that lack a neighbour's winner.
+    """
+
+    rankings: Sequence[ProblemRanking]
+    measured_now: int
+    left_out: Mapping[str, str]
+    lacking: Sequence[ProblemRanking]
+
+    def is_complete(self, outcomes: Iterable[TuningOutcome]) -> bool:
+        """Returns True if the same command would have nothing left to measure first."""
+        return (
+            not any(outcome.is_disturbed for outcome in outcomes)
+            and not any(
+                why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in self.left_out.values()
+            )
+            and not self.lacking
+        )
+
+
+def measure_first(
     session: Session,
     declared: Sequence[ProblemRanking],
-    confirmed: Mapping[str, TuningOutcome],
     options: TuningOptions,
     progress: Progress | None,
-) -> tuple[list[ProblemRanking], int, dict[str, str], list[ProblemRanking]]:
-    """Measures the declared problems without the confirmed ones, and those that the options add.
-
-    Returns:
-        Problems to measure; the number measured now; those left out, by key, with the reason;
-        and those that lack a neighbour's winner.
-    """
+) -> Pass:
+    """Measures the declared problems without the confirmed ones, and those that the options add."""
+    confirmed = _confirmed_outcomes(declared, session.bench) if options.skips_confirmed else {}
     rankings = list(declared)
     by_steps = options.grid is Grid.STEPS
     if by_steps:
@@ -316,7 +364,7 @@ def _measure_all(
                 break
             left_out |= session.measure(lacking, progress)
             lacking = session.lacking_neighbours(measurable)
-    return measurable, measured_now, left_out, lacking
+    return Pass(rankings=measurable, measured_now=measured_now, left_out=left_out, lacking=lacking)
 
 
 def _confirmed_outcomes(

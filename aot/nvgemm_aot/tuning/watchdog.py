@@ -25,10 +25,12 @@ from typing import Any, Generic, TypeVar
 from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ..rankings.agreement import TRITON, contender_name
-from .child import BOOTSTRAP, ChildTask, Message, TuneTask
+from .child import BOOTSTRAP, ChildTask, Message, PartTask, TuneTask
+from .part_measuring import Measured, Part
 from .session import Progress, UnusableGpuError
-from .state import add_death, add_hang, reserved, state_path
-from .tune_bundles import Part, Tuned, TuningOptions
+from .state.journal import reserved, state_path
+from .state.tuning_state import add_death, add_hang
+from .tune_bundles import Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +80,7 @@ def tune_watched(
     progress: Progress | None = None,
     again: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
-    parts: Sequence[Part] = (),
     gpu: str | None = None,
-    stop: threading.Event | None = None,
 ) -> Tuned:
     """Tunes like `tune_bundles.tune`, and survives kernels that hang or end their process.
 
@@ -95,19 +95,91 @@ def tune_watched(
         progress: Called before the first problem and after each finished problem.
         again: Called likewise for second measurements.
         clock: Returns seconds, for the budget.
-        parts: Parts of this tuning on other GPUs, whose outcomes are added first.
         gpu: Value of CUDA_VISIBLE_DEVICES for the measuring process; None for this process's.
-        stop: Interrupts the measuring process once it is set.
 
     Raises:
         TuningError: As `tune_bundles.tune`; also if `MOST_ENDS` processes hang or die, or one is
             silent for too long while no contender runs.
         NvgemmError: As `tune_bundles.tune`.
     """
-    begin = clock()
+
+    def task(options: TuningOptions) -> TuneTask:
+        return TuneTask(
+            paths=tuple(paths), output=output, options=options, bench=bench, log_level=_log_level()
+        )
+
+    how = _Watching(hang_s=hang_s, progress=progress, again=again, clock=clock, gpu=gpu)
+    return _watch_processes(task, output, options, how)
+
+
+def measure_part_watched(
+    paths: Sequence[Path],
+    output: Path,
+    part: Part,
+    options: TuningOptions,
+    *,
+    bench: str = GPU_BENCH,
+    hang_s: float = HANG_S,
+    progress: Progress | None = None,
+    again: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    gpu: str | None = None,
+    stop: threading.Event | None = None,
+) -> Measured:
+    """Measures like `part_measuring.measure_part`, and survives kernels as `tune_watched` does.
+
+    ``output`` is the tuning's, and ``stop``, once it is set, interrupts the measuring process.
+    Other arguments are as for `tune_watched`.
+
+    Raises:
+        NvgemmError: As `tune_watched`.
+        KeyboardInterrupt: If ``stop`` is set.
+    """
+
+    def task(options: TuningOptions) -> PartTask:
+        return PartTask(
+            paths=tuple(paths),
+            output=output,
+            part=part,
+            options=options,
+            bench=bench,
+            log_level=_log_level(),
+        )
+
+    how = _Watching(hang_s=hang_s, progress=progress, again=again, clock=clock, gpu=gpu, stop=stop)
+    return _watch_processes(task, part.output, options, how)
+
+
+def _log_level() -> int:
+    return logging.getLogger().getEffectiveLevel()
+
+
+T = TypeVar("T", Tuned, Measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watching:
+    """Arguments that `tune_watched` and `measure_part_watched` share."""
+
+    hang_s: float
+    progress: Progress | None
+    again: Progress | None
+    clock: Callable[[], float]
+    gpu: str | None
+    stop: threading.Event | None = None
+
+
+def _watch_processes(
+    task: Callable[[TuningOptions], ChildTask[T]],
+    output: Path,
+    options: TuningOptions,
+    how: _Watching,
+) -> T:
+    """Runs a task, which saves in ``output``'s state, until nothing is left to repeat."""
+    begin = how.clock()
     merged_progress = {
-        Message.PROGRESS: _MergedProgress(report=progress),
-        Message.AGAIN: _MergedProgress(report=again),
+        Message.PROGRESS: _MergedProgress(report=how.progress),
+        Message.AGAIN: _MergedProgress(report=how.again),
     }
     ends: list[str] = []
     further = measured_now = 0
@@ -115,20 +187,12 @@ def tune_watched(
         remaining_options = options
         if options.budget_s is not None:
             remaining_options = replace(
-                options, budget_s=max(0.0, options.budget_s - (clock() - begin))
+                options, budget_s=max(0.0, options.budget_s - (how.clock() - begin))
             )
-        work = TuneTask(
-            paths=tuple(paths),
-            output=output,
-            options=remaining_options,
-            bench=bench,
-            log_level=logging.getLogger().getEffectiveLevel(),
-            parts=tuple(parts),
-        )
-        with contextlib.closing(WatchedProcess(work, gpu=gpu)) as process:
-            end = process.watch(hang_s, merged_progress, stop)
+        with contextlib.closing(WatchedProcess(task(remaining_options), gpu=how.gpu)) as process:
+            end = process.watch(how.hang_s, merged_progress, how.stop)
         if not isinstance(end, ProcessEnd):
-            is_over = remaining_options.budget_s is not None and clock() - begin >= (
+            is_over = remaining_options.budget_s is not None and how.clock() - begin >= (
                 options.budget_s or 0
             )
             measured_now += end.measured_now

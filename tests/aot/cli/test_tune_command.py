@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 import cpu_provider
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.build_cache import Cache
-from nvgemm_aot.tuning import state as state_module
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
-from nvgemm_aot.tuning.state import state_path
+from nvgemm_aot.tuning.state import tuning_state as state_module
+from nvgemm_aot.tuning.state.journal import state_path
 from nvgemm_runtime.installed.signatures import read_signatures
 from signing_keys import new_key, set_policy, sign_bundle
 from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of, measure_here

@@ -10,8 +10,8 @@ import pytest
 
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import header_without_offsets
+from nvgemm_aot.rankings.prune_kernels import prune
 from nvgemm_aot.rankings.pruning import keep_winners
-from nvgemm_aot.tuning.prune_kernels import prune
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.ranking_entries import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request

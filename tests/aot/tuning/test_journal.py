@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.tuning import state
-from nvgemm_aot.tuning.state import Journal
+from nvgemm_aot.tuning.state import journal as state
+from nvgemm_aot.tuning.state.journal import Journal
 from nvgemm_runtime.errors import StorageError
 
 FIRST = {"version": 1}

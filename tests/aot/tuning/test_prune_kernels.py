@@ -8,8 +8,8 @@ from tuner import Tuner, by_operator, measured
 
 import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent
+from nvgemm_aot.rankings.prune_kernels import prune
 from nvgemm_aot.rankings.pruning import keep_winners
-from nvgemm_aot.tuning.prune_kernels import prune
 from nvgemm_runtime.matching.device import device_facts
 from nvgemm_runtime.matching.index import Index
 from nvgemm_runtime.matching.matches import BundleView, Match

@@ -10,9 +10,10 @@ import pytest
 from tuner import Tuner
 
 from nvgemm_aot.rankings.agreement import ATEN
-from nvgemm_aot.tuning import state as state_module
 from nvgemm_aot.tuning.measuring.gpu import Bench, GpuState
-from nvgemm_aot.tuning.state import KILLED, state_path
+from nvgemm_aot.tuning.state import tuning_state as state_module
+from nvgemm_aot.tuning.state.journal import state_path
+from nvgemm_aot.tuning.state.tuning_state import KILLED
 from nvgemm_aot.tuning.tune_bundles import Tuned
 from nvgemm_runtime.bundle.ranking_entries import LEAST_REPEAT_S, Measured
 from tuning_bench import SLOW_FIRST, DictatedTimer, Sleeper, bench

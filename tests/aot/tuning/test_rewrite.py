@@ -14,7 +14,7 @@ from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.agreement import DISAGREEMENT
 from nvgemm_aot.tuning.rewrite import read_together, tuned_content
-from nvgemm_aot.tuning.state import state_path
+from nvgemm_aot.tuning.state.journal import state_path
 from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError

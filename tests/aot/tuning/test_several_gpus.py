@@ -12,9 +12,10 @@ from tuner import Tuner
 
 import cpu_provider
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.tuning import several_gpus
-from nvgemm_aot.tuning.several_gpus import tune_on
-from nvgemm_aot.tuning.state import measured_keys, state_path
+from nvgemm_aot.tuning.spread import several_gpus
+from nvgemm_aot.tuning.spread.several_gpus import tune_on
+from nvgemm_aot.tuning.state.facts import Facts
+from nvgemm_aot.tuning.state.journal import Journal, state_path
 from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import header_of
@@ -85,7 +86,8 @@ def test_gpus_that_differ_are_refused_and_their_parts_stay(
     with pytest.raises(TuningError, match=r"its driver is 580\.1, here it is 580\.0"):
         tuned_on(tuner, several)
     assert leftovers(tuner)
-    assert 0 < len(measured_keys(tuner.path)) < len(SIZES), "one GPU's part is saved"
+    saved = Facts(Journal(state_path(tuner.path), {}).facts).outcomes
+    assert 0 < len(saved) < len(SIZES), "one GPU's part is saved"
 
 
 def test_an_interruption_saves_what_every_gpu_has_measured(

@@ -19,7 +19,8 @@ from nvgemm_aot.storage.locks import acquire
 from nvgemm_aot.tuning import session, tune_bundles
 from nvgemm_aot.tuning.measuring import problem_times as measuring
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET
-from nvgemm_aot.tuning.state import KILLED, Journal, Line, state_path
+from nvgemm_aot.tuning.state.journal import Journal, Line, state_path
+from nvgemm_aot.tuning.state.tuning_state import KILLED
 from nvgemm_aot.tuning.tune_bundles import TuningOptions, tune
 from nvgemm_runtime.errors import StorageError, TuningError
 from nvgemm_runtime.gemm.problem import Problem

@@ -13,7 +13,7 @@ from nvgemm_aot.cli.rankings.tune import tuned_document, tuned_text
 from nvgemm_aot.rankings.export import export
 from nvgemm_aot.tuning.measuring.grid import Grid
 from nvgemm_aot.tuning.rewrite import rankings_to_measure
-from nvgemm_aot.tuning.state import state_path
+from nvgemm_aot.tuning.state.journal import state_path
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.ranking_entries import ESTIMATE, MEASUREMENT, Ranking
 from nvgemm_runtime.bundle.reader import Bundle

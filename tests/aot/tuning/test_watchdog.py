@@ -20,7 +20,7 @@ from tuner import Tuner
 
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.tuning import watchdog
-from nvgemm_aot.tuning.state import state_path
+from nvgemm_aot.tuning.state.journal import state_path
 from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import PROBLEMS, Behaving, header_of

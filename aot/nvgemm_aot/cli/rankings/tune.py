@@ -88,6 +88,27 @@ def _sigterm_interrupts() -> Iterator[None]:
     help="Measure a part of the problems on each of these GPUs at once, named as by "
     "CUDA_VISIBLE_DEVICES. They must be of one product.",
 )
+@click.option(
+    "--confirm",
+    type=click.IntRange(min=2),
+    metavar="K",
+    help="Measure each problem on K of the GPUs of --gpus or --executor: where they agree, it is "
+    "confirmed.",
+)
+@click.option(
+    "--executor",
+    metavar="ADDRESS",
+    default="local",
+    show_default=True,
+    help="Measure a part of the problems on each worker of this Dask scheduler, such as "
+    "tls://scheduler:8786. Each worker process measures on the first GPU that it sees.",
+)
+@click.option(
+    "--insecure-executor",
+    is_flag=True,
+    help="Allow a scheduler without TLS on another machine: whoever reaches it can run code here "
+    "and on its workers.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
     "--prune",
@@ -126,6 +147,9 @@ def tune(
     skip_confirmed: bool,
     shard: Shard | None,
     gpus: str | None,
+    confirm: int | None,
+    executor: str,
+    insecure_executor: bool,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -143,10 +167,12 @@ def tune(
     the measuring process is killed, and another continues. If $NVGEMM_AOT_SIGNING_KEY is set, OUT
     is signed.
     """
+    from ...pipeline.executor.scheduler_connection import LOCAL, check_address
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
-    from ...tuning.several_gpus import tune_on, visible_gpus
-    from ...tuning.state import state_path
+    from ...tuning.spread.several_gpus import tune_on, visible_gpus
+    from ...tuning.spread.tune_over_dask import tune_over
+    from ...tuning.state.journal import state_path
     from ...tuning.tune_bundles import TuningOptions
     from ..signing.written import output_key, sign_written
 
@@ -161,6 +187,21 @@ def tune(
         raise click.UsageError(f"--gpus {gpus}: name each GPU once, as in 0,1, or all")
     if shard and gpus:
         raise click.UsageError("--shard cannot be combined with --gpus, which divides problems too")
+    if confirm and not gpus and executor == LOCAL:
+        raise click.UsageError(
+            f"--confirm {confirm} needs --gpus or --executor: one GPU cannot confirm itself; "
+            "--gpus all takes all of this machine"
+        )
+    if executor != LOCAL:
+        if gpus or shard:
+            raise click.UsageError(
+                f"--executor cannot be combined with {'--gpus' if gpus else '--shard'}, which "
+                "divides problems too"
+            )
+        try:
+            check_address(executor, allow_insecure=insecure_executor)
+        except ValueError as error:
+            raise click.UsageError(f"--executor: {error}") from None
     if shard and prune:
         raise click.UsageError(
             "--shard cannot be combined with --prune, which needs all problems' winners; "
@@ -177,6 +218,7 @@ def tune(
         accepts_suspect=accept_suspect,
         repeats=not no_repeat,
         shard=shard,
+        confirms=confirm or 1,
     )
     key = output_key()
     try:
@@ -188,7 +230,16 @@ def tune(
             tune_bundles = watchdog.tune_watched
             if gpus:
                 chosen = visible_gpus() if gpus == "all" else names
+                if len(chosen) < options.confirms:
+                    raise click.UsageError(
+                        f"--confirm {confirm} needs {confirm} GPUs or more; --gpus {gpus} names "
+                        f"{count_text(len(chosen), 'GPU')}: {', '.join(chosen)}"
+                    )
                 tune_bundles = functools.partial(tune_on, chosen)
+            elif executor != LOCAL:
+                tune_bundles = functools.partial(
+                    tune_over, executor, allow_insecure=insecure_executor
+                )
             tuned = tune_bundles(
                 bundles, out, options, hang_s=hang_after, progress=progress, again=again
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..outcome import UNSEEN_WORK
-from ..state import TuningState
+from ..state.tuning_state import TuningState
 from .gpu import Bench
 from .problem_times import look_for_others, wait_until_idle
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from ..rankings.pruning import by_signature, keep_ranked, needed_for_service
-from ..rankings.table_kernels import DispatchTables
+from .pruning import by_signature, keep_ranked, needed_for_service
+from .table_kernels import DispatchTables
 
 KERNELS_PER_PROBLEM = 2
 """Top-ranked kernels kept per problem, in addition to those whose intervals overlap theirs."""
