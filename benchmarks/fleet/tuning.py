@@ -22,7 +22,7 @@ import click
 TUNE = """
 import json, sys, time
 from pathlib import Path
-from nvgemm_aot.tuning.several_gpus import tune_on
+from nvgemm_aot.tuning.spread.several_gpus import tune_on
 from nvgemm_aot.tuning.tune_bundles import TuningOptions
 from nvgemm_aot.tuning.watchdog import tune_watched
 
@@ -71,7 +71,7 @@ def main(bundle: Path, gpus: str, confirm: int | None, rounds: int, output: Path
     names = gpus.split(",")
     kinds: list[tuple[list[str], dict[str, Any]]] = [(names[:1], {}), (names, {})]
     if confirm:
-        kinds.append((names, {"confirm": confirm}))
+        kinds.append((names, {"confirms": confirm}))
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         for _ in range(rounds):
@@ -85,7 +85,7 @@ def main(bundle: Path, gpus: str, confirm: int | None, rounds: int, output: Path
                     flush=True,
                 )
     one, all_ = (
-        min(row["measuring"] for row in rows if row["gpus"] == count and "confirm" not in row)
+        min(row["measuring"] for row in rows if row["gpus"] == count and "confirms" not in row)
         for count in (1, len(names))
     )
     print(f"measuring on {len(names)} GPUs: {one / all_:.2f} times as fast as on one")
