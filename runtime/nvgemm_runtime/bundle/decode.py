@@ -52,10 +52,11 @@ from .workspace import TileWorkspace
 
 _T = TypeVar("_T")
 
-_HEADER = frozenset(
+FACTS = frozenset(
     {"target", "device", "generator", "build_key", "toolchain", "body_sha256", "dictionary"}
-    | {"kernels", "sources", "rankings"}
+    | {"sources"}
 )
+_HEADER = FACTS | {"kernels", "rankings"}
 _TARGET = frozenset({"arch", "platform", "cuda"})
 _DICTIONARY = frozenset({"span", "sha256"})
 _ANY_KERNEL = frozenset({"id", "span", "operator", "signature"})
@@ -91,27 +92,52 @@ def decode_header(
     Raises:
         BundleFormatError: Naming the broken rule, the observed value and the allowed one.
     """
-    return _Decoder(where, version).decode(data, body_offset, file_bytes)
+    return HeaderDecoder(where, version).decode(data, body_offset, file_bytes)
 
 
-class _Decoder(HeaderValues):
-    def __init__(self, where: str, version: int) -> None:
+class HeaderDecoder(HeaderValues):
+    """Reads a header's objects.
+
+    Args:
+        where: File name, for messages.
+        version: Format version.
+        spans_from: Byte that spans count from.
+    """
+
+    def __init__(self, where: str, version: int, spans_from: int = 0) -> None:
         super().__init__(where)
         self.version = version
+        self.spans_from = spans_from
 
     def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            self.fail("header-json", f"the header is not JSON: {error}")
-        if _canonical_or_none(document) != data:
-            self.fail("header-canonical", "the header is not in canonical form")
-        top = self.fields(document, "header", frozenset())
+        top = self.document(data)
+        self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
+        parts = self.parts(top)
+        header = self.facts(top, parts)
+        check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
+        return separate_unknown_entries(header, parts)
+
+    def document(self, data: bytes) -> dict[str, Any]:
+        """Reads JSON in canonical form, if this release knows the features that it requires."""
+        top = self.fields(self.canonical(data, "the header"), "header", frozenset())
         unknown = self.unknown_features(top, "header")
         if unknown is not None:
             self.fail("feature", f"the bundle {unknown}; {UPGRADE}")
-        self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
-        parts = Parts(
+        return top
+
+    def canonical(self, data: bytes, name: str) -> Any:
+        """Reads JSON in canonical form."""
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            self.fail("header-json", f"{name} is not JSON: {error}")
+        if _canonical_or_none(document) != data:
+            self.fail("header-canonical", f"{name} is not in canonical form")
+        return document
+
+    def parts(self, top: dict[str, Any]) -> Parts:
+        """Reads the dictionary and all lists."""
+        return Parts(
             dictionary=self.dictionary(top["dictionary"]),
             kernels=self.each(top["kernels"], "kernels", self.kernel),
             sources=self.each(top["sources"], "sources", self.source),
@@ -119,8 +145,11 @@ class _Decoder(HeaderValues):
             unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
             failures=self.each(self.optional_list(top, "failures"), "failures", self.failure),
         )
+
+    def facts(self, top: dict[str, Any], parts: Parts) -> Header:
+        """Reads the header without the lists in ``parts``, except failures."""
         device = self.text(top["device"], "device")
-        header = Header(
+        return Header(
             target=self.target(top["target"]),
             device=device,
             generator=self.text(top["generator"], "generator"),
@@ -136,8 +165,6 @@ class _Decoder(HeaderValues):
             format_version=self.version,
             further_devices=self.further_devices(top, device),
         )
-        check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
-        return separate_unknown_entries(header, parts)
 
     def optional_list(self, fields: dict[str, Any], name: str) -> Any:
         """Returns an optional list that version 1 lacks; empty if absent."""
@@ -191,7 +218,7 @@ class _Decoder(HeaderValues):
     def span(self, value: Any, path: str, max_content_bytes: int) -> Span:
         offset, stored, content = self.items(value, path, length=3)
         return Span(
-            offset=self.number(offset, f"{path}.offset"),
+            offset=self.number(offset, f"{path}.offset") + self.spans_from,
             stored_bytes=self.number(stored, f"{path}.stored_bytes", least=1),
             content_bytes=self.number(content, f"{path}.content_bytes", 1, max_content_bytes),
         )
