@@ -110,6 +110,7 @@ class HeaderDecoder(HeaderValues):
         self.spans_from = spans_from
 
     def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
+        """Reads a whole header; see `decode_header`."""
         top = self.document(data)
         self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
         parts = self.parts(top)
@@ -171,6 +172,7 @@ class HeaderDecoder(HeaderValues):
         return [] if self.version == 1 else fields.get(name, [])
 
     def further_devices(self, top: dict[str, Any], first: str) -> tuple[str, ...]:
+        """Reads the other device profiles."""
         names = self.each(self.optional_list(top, "further_devices"), "further_devices", self.text)
         if len({first, *names}) <= len(names):
             self.refuse("further_devices", f"other names than {first!r:.40}, each once", names)
@@ -205,9 +207,11 @@ class HeaderDecoder(HeaderValues):
     # Parts of the header.
 
     def target(self, value: Any) -> Target:
+        """Reads the target."""
         return read_target(**self.texts(value, "target", _TARGET))
 
     def toolchain(self, value: Any) -> dict[str, str]:
+        """Reads versions by name."""
         if not isinstance(value, dict) or not value:
             self.refuse("toolchain", "an object with at least one version", value)
         return {
@@ -216,6 +220,7 @@ class HeaderDecoder(HeaderValues):
         }
 
     def span(self, value: Any, path: str, max_content_bytes: int) -> Span:
+        """Reads a span, and counts its offset from the file's first byte."""
         offset, stored, content = self.items(value, path, length=3)
         return Span(
             offset=self.number(offset, f"{path}.offset") + self.spans_from,
@@ -224,6 +229,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def dictionary(self, value: Any) -> Dictionary | None:
+        """Reads the dictionary's entry."""
         if value is None:
             return None
         fields = self.fields(value, "dictionary", _DICTIONARY)
@@ -233,12 +239,14 @@ class HeaderDecoder(HeaderValues):
         )
 
     def imports(self, value: Any, path: str) -> tuple[str, ...]:
+        """Reads imported symbols."""
         symbols = self.each(value, path, self.text)
         if list(symbols) != sorted(set(symbols)):
             self.refuse(path, "sorted, each symbol once", value)
         return symbols
 
     def failure(self, value: Any, path: str) -> CompileFailure:
+        """Reads a compile failure."""
         fields = self.fields(value, path, _FAILURE)
         if not isinstance(fields["is_transient"], bool):
             self.refuse(f"{path}.is_transient", "true or false", fields["is_transient"])
@@ -249,6 +257,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def kernel(self, value: Any, path: str) -> Kernel | UnknownKernel:
+        """Reads a kernel, or the reason that it is not understood."""
         fields = self.fields(value, path, _ANY_KERNEL)
         id_ = self.digest(fields["id"], f"{path}.id")
         span = self.span(fields["span"], f"{path}.span", MAX_PAYLOAD_BYTES)
@@ -310,6 +319,7 @@ class HeaderDecoder(HeaderValues):
         return kernel
 
     def workspace(self, value: Any, path: str) -> TileWorkspace:
+        """Reads a workspace formula."""
         fields = self.fields(value, path, _WORKSPACE)
         once, per_tile = self.each(fields["zeroed_bytes"], f"{path}.zeroed_bytes", self.bytes_, 2)
         return TileWorkspace(
@@ -323,9 +333,11 @@ class HeaderDecoder(HeaderValues):
         )
 
     def bytes_(self, value: Any, path: str) -> int:
+        """Reads a size per tile."""
         return self.number(value, path, most=MAX_TILE_BYTES)
 
     def design(self, value: Any, path: str) -> KernelDesign:
+        """Reads a design."""
         fields = self.fields(value, path, _DESIGN)
         tile_m, tile_n, tile_k = self.each(fields["tile"], f"{path}.tile", self.extent, 3)
         fallback = fields["fallback_cluster"]
@@ -348,6 +360,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
+        """Reads a cluster limit."""
         fields = self.fields(value, path, _CLUSTER_LIMIT)
         return ClusterLimit(
             cluster_size=self.number(fields["cluster_size"], f"{path}.cluster_size", least=1),
@@ -373,6 +386,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def conditions(self, value: Any, path: str) -> Conditions:
+        """Reads measuring conditions."""
         texts = self.texts(value, path, _CONDITIONS)
         gpu = value.get("gpu_sha256")
         return Conditions(
@@ -412,6 +426,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def ranked(self, value: Any, path: str) -> Ranked:
+        """Reads a ranking's entry for a kernel."""
         kernel, time_ns = self.items(value, path, length=2)
         return Ranked(
             kernel=self.number(kernel, f"{path}.kernel"),
@@ -419,6 +434,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def measured(self, value: Any, path: str) -> Measured:
+        """Reads a measurement."""
         fields = self.fields(value, path, _MEASURED)
         confirming = self.each(fields.get("confirmed_by", []), f"{path}.confirmed_by", self.digest)
         if "confirmed_by" in fields and not confirming:
@@ -437,6 +453,7 @@ class HeaderDecoder(HeaderValues):
         )
 
     def timing(self, value: Any, path: str) -> Timing | None:
+        """Reads a timing, or None."""
         if value is None:
             return None
         time_ns, spread_ns = self.items(value, path, length=2)
@@ -462,6 +479,7 @@ class HeaderDecoder(HeaderValues):
     def unserved_entry(
         self, value: Any, path: str
     ) -> tuple[Problem, UnservedReason] | UnknownEntry:
+        """Reads a problem without a kernel, with the reason."""
         fields = self.fields(value, path, _UNSERVED)
         key, problem = self.problem(fields, path)
         reason = self.text(fields["reason"], f"{path}.reason")

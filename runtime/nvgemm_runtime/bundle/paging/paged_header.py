@@ -20,7 +20,6 @@ from ..format import (
     Kernel,
     Span,
     UnknownKernel,
-    canonical_json,
 )
 from ..header_rules import Parts, check_entries
 from ..ranking_entries import Ranking, UnknownEntry
@@ -44,6 +43,8 @@ T = TypeVar("T")
 
 Read = Callable[[int, int], bytes]
 """Reads bytes from a file, at an offset."""
+
+_ROW_MEMBERS = 7
 
 _ROOT = FACTS | {"imports", "pages", "signatures"}
 
@@ -158,7 +159,8 @@ class PagedHeader:
 
     def rows(self, signature: Signature) -> list[Sizes]:
         """Returns the sizes of a signature's rows, sorted."""
-        return [row.sizes for row in self._all_rows(self._tables.rows_of(signature))]
+        values = self._all_rows(self._tables.rows_of(signature))
+        return [(n, k, count) for _, (n, k, count, *_) in values]
 
     def row(self, problem: Problem, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for problems that differ from ``problem`` in m alone.
@@ -170,8 +172,8 @@ class PagedHeader:
 
     def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems; see `row`."""
-        rows = self._all_rows(self._tables.rows_of(signature))
-        return self._part(rows, signature, kernel_ids)
+        values = self._all_rows(self._tables.rows_of(signature))
+        return self._part([_row(*value) for value in values], signature, kernel_ids)
 
     def kernel(self, kernel_id: str) -> Kernel | None:
         """Returns a kernel by id; None if the bundle has none that this release knows."""
@@ -202,55 +204,57 @@ class PagedHeader:
 
     def read_rows(self) -> list[Row]:
         """Returns all rows, in file order."""
-        return [row for rows in self._tables.signatures.values() for row in self._all_rows(rows)]
+        signatures = self._tables.signatures.values()
+        return [_row(*value) for rows in signatures for value in self._all_rows(rows)]
 
     def _find_row(self, problem: Problem) -> Row | None:
         rows = self._tables.rows_of(problem.signature)
         if rows is None:
             return None
-        sizes = row_sizes(problem)
-        page_rows = self._rows_in(self._tables.row_page(rows, sizes), rows)
-        index = bisect_left([row.sizes for row in page_rows], sizes)
-        is_found = index < len(page_rows) and page_rows[index].sizes == sizes
-        return page_rows[index] if is_found else None
+        sizes = list(row_sizes(problem))
+        values = self._rows_in(self._tables.row_page(rows, row_sizes(problem)), rows)
+        index = bisect_left(values, sizes, key=lambda value: value[1][:3])
+        is_found = index < len(values) and values[index][1][:3] == sizes
+        return _row(*values[index]) if is_found else None
 
-    def _all_rows(self, rows: SignatureRows | None) -> list[Row]:
+    def _all_rows(self, rows: SignatureRows | None) -> list[tuple[int, list[int]]]:
+        """Returns the positions and values of a signature's rows."""
         if rows is None:
             return []
         entries = self._tables.tables[ROWS].entries
         pages = range(rows.first // entries, (rows.end - 1) // entries + 1)
         return [row for page in pages for row in self._rows_in(page, rows)]
 
-    def _rows_in(self, page: int, rows: SignatureRows) -> list[Row]:
-        """Returns a signature's rows in a page."""
+    def _rows_in(self, page: int, rows: SignatureRows) -> list[tuple[int, list[int]]]:
+        """Returns the positions and values of a signature's rows in a page."""
         table = self._tables.tables[ROWS]
         name = f"page {page} of rows"
         values = self._values(self._lines(table, page), name)
-        first_sizes = self._tables.first_sizes[page]
-        page_rows = [
-            self._row(value, page * table.entries + index, f"{name}, entry {index}")
-            for index, value in enumerate(values)
-        ]
-        if page_rows[0].sizes != first_sizes:
-            self._decoder.fail(
-                "page-order", f"{name} begins with {page_rows[0].sizes}, must be {first_sizes}"
-            )
-        begin = max(rows.first - page * table.entries, 0)
-        own = page_rows[begin : rows.end - page * table.entries]
-        if any(a.sizes >= b.sizes for a, b in itertools.pairwise(own)):
-            self._decoder.fail("page-order", f"{name} must be sorted within a signature")
-        return own
-
-    def _row(self, value: Any, position: int, path: str) -> Row:
-        n, k, count, *ranges = self._decoder.each(value, path, self._decoder.number, 7)
-        rankings = range(ranges[0], ranges[0] + ranges[1])
-        unserved = range(ranges[2], ranges[2] + ranges[3])
-        for name, positions in ((RANKINGS, rankings), (UNSERVED, unserved)):
-            if positions.stop > (there := self._tables.tables[name].count):
+        if not all(type(value) is list and len(value) == _ROW_MEMBERS for value in values):
+            self._decoder.fail("header-field", f"{name} must have lists of {_ROW_MEMBERS}")
+        numbers = list(itertools.chain.from_iterable(values))
+        if set(map(type, numbers)) != {int} or min(numbers) < 0:
+            self._decoder.fail("header-field", f"{name} must have integers of at least 0")
+        ends = (
+            (RANKINGS, max(value[3] + value[4] for value in values)),
+            (UNSERVED, max(value[5] + value[6] for value in values)),
+        )
+        for entries, end in ends:
+            if end > (there := self._tables.tables[entries].count):
                 self._decoder.fail(
-                    "page-rows", f"{path} has {name} up to {positions.stop}, there are {there}"
+                    "page-rows", f"{name} has {entries} up to {end}, there are {there}"
                 )
-        return Row(position=position, sizes=(n, k, count), rankings=rankings, unserved=unserved)
+        first_sizes = list(self._tables.first_sizes[page])
+        if values[0][:3] != first_sizes:
+            self._decoder.fail(
+                "page-order", f"{name} begins with {values[0][:3]}, must be {first_sizes}"
+            )
+        page_begin = page * table.entries
+        begin = max(rows.first - page_begin, 0)
+        own = values[begin : rows.end - page_begin]
+        if any(a[:3] >= b[:3] for a, b in itertools.pairwise(own)):
+            self._decoder.fail("page-order", f"{name} must be sorted within a signature")
+        return list(enumerate(own, page_begin + begin))
 
     def _part(self, rows: Sequence[Row], signature: Signature, kernel_ids: Iterable[str]) -> Header:
         decoder = self._decoder
@@ -398,6 +402,16 @@ class PagedHeader:
                 f"{name} has {len(lines)} entries, must have {table.count_in(page)}",
             )
         return lines
+
+
+def _row(position: int, value: Sequence[int]) -> Row:
+    n, k, count, first, rankings, first_unserved, unserved = value
+    return Row(
+        position=position,
+        sizes=(n, k, count),
+        rankings=range(first, first + rankings),
+        unserved=range(first_unserved, first_unserved + unserved),
+    )
 
 
 def _parse_signature(text: str) -> Signature | None:

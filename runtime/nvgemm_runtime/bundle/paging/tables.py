@@ -149,6 +149,7 @@ class TablesDecoder(HeaderValues):
         )
 
     def table(self, value: Any, name: str, offset: int) -> Table:
+        """Reads a list's table; ``offset`` is its first page's."""
         path = f"pages.{name}"
         fields = self.fields(value, path, _TABLE)
         count = self.number(fields["count"], f"{path}.count")
@@ -186,12 +187,14 @@ class TablesDecoder(HeaderValues):
         return digests
 
     def sizes(self, value: Any, path: str) -> Sizes:
+        """Reads a row's sizes."""
         n, k, count = self.numbers(value, path, 3, 2**63 - 1)
         return n, k, count
 
     def signatures(
         self, value: Any, table: Table, first_sizes: tuple[Sizes, ...]
     ) -> dict[str, SignatureRows]:
+        """Reads the rows by signature."""
         signatures: dict[str, SignatureRows] = {}
         first = 0
         previous = ""
@@ -216,6 +219,7 @@ class TablesDecoder(HeaderValues):
         return signatures
 
     def alignment(self, value: Any, path: str) -> int | None:
+        """Reads an alignment in bytes, or None."""
         if value is None:
             return None
         return self.number(value, path, 1, MAX_KERNEL_ALIGNMENT_BYTES)
