@@ -121,11 +121,13 @@ class Bundle:
             self._header = read_whole(self._root, PagedHeader(self._read, self._root))
         return self._header
 
+    def pages(self) -> PagedHeader | None:
+        """Returns look-ups that read no more pages than they need; None for a header in one."""
+        return None if self._root is None else PagedHeader(self._read, self._root)
+
     def look_ups(self) -> PagedHeader | GroupedHeader:
-        """Returns look-ups by row, signature and kernel id, which read no more than they need."""
-        if self._root is None:
-            return GroupedHeader(self.header)
-        return PagedHeader(self._read, self._root)
+        """Returns look-ups by row, signature and kernel id."""
+        return self.pages() or GroupedHeader(self.header)
 
     def payload(self, kernel: Kernel | UnknownKernel) -> bytes:
         """Decompresses a kernel and checks its digest.

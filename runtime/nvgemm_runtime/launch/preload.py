@@ -253,7 +253,7 @@ def _is_built_from(installed: FoundBundle, manifest: str) -> bool:
     """Returns True if a bundle was built from a manifest, by its wheel or file name."""
     name = canonical_name(manifest)
     if installed.bundle is not None:
-        file = f"{name}-{canonical_name(installed.bundle.header.target.key)}"
+        file = f"{name}-{canonical_name(installed.bundle.facts.target.key)}"
         if canonical_name(installed.path.stem) == file:
             return True
     return canonical_name(installed.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{name}"

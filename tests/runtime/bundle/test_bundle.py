@@ -300,11 +300,11 @@ def test_rejects_a_header_that_is_no_json_object(path: Path, text: bytes) -> Non
 
 def test_rejects_a_future_format_and_says_what_to_do(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[8] = 3
+    data[8] = 4
     path.write_bytes(data)
     with pytest.raises(
         BundleFormatError,
-        match=r"\[version\] format version 3; this release reads 1 and 2; upgrade",
+        match=r"\[version\] format version 4; this release reads 1, 2, 3; upgrade",
     ):
         Bundle(path)
 

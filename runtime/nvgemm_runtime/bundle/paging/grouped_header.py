@@ -70,12 +70,13 @@ class GroupedHeader:
         )
 
     def rows(self, signature: Signature) -> list[Sizes]:
-        """Returns the sizes of a signature's rows, sorted."""
-        return sorted(self._rows.get(signature, ()))
+        """Returns the sizes of a signature's rows with rankings, sorted."""
+        rows = self._rows.get(signature, {})
+        return sorted(sizes for sizes, row in rows.items() if row.rankings)
 
-    def row(self, problem: Problem, kernel_ids: Iterable[str] = ()) -> Header:
-        """Returns the part of the header for problems that differ from ``problem`` in m alone."""
-        row = self._rows.get(problem.signature, {}).get(row_sizes(problem))
+    def row(self, signature: Signature, sizes: Sizes, kernel_ids: Iterable[str] = ()) -> Header:
+        """Returns the part of the header for a signature's problems with these sizes and any m."""
+        row = self._rows.get(signature, {}).get(sizes)
         return self._part([] if row is None else [row], kernel_ids)
 
     def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:

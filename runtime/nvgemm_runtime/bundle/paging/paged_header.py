@@ -158,17 +158,17 @@ class PagedHeader:
         return None if rows is None else rows.alignment(is_compact)
 
     def rows(self, signature: Signature) -> list[Sizes]:
-        """Returns the sizes of a signature's rows, sorted."""
+        """Returns the sizes of a signature's rows with rankings, sorted."""
         values = self._all_rows(self._tables.rows_of(signature))
-        return [(n, k, count) for _, (n, k, count, *_) in values]
+        return [(n, k, count) for _, (n, k, count, _, rankings, *_) in values if rankings]
 
-    def row(self, problem: Problem, kernel_ids: Iterable[str] = ()) -> Header:
-        """Returns the part of the header for problems that differ from ``problem`` in m alone.
+    def row(self, signature: Signature, sizes: Sizes, kernel_ids: Iterable[str] = ()) -> Header:
+        """Returns the part of the header for a signature's problems with these sizes and any m.
 
         The part also has the known kernels among ``kernel_ids``.
         """
-        row = self._find_row(problem)
-        return self._part([] if row is None else [row], problem.signature, kernel_ids)
+        row = self._find_row(signature, sizes)
+        return self._part([] if row is None else [row], signature, kernel_ids)
 
     def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems; see `row`."""
@@ -207,14 +207,13 @@ class PagedHeader:
         signatures = self._tables.signatures.values()
         return [_row(*value) for rows in signatures for value in self._all_rows(rows)]
 
-    def _find_row(self, problem: Problem) -> Row | None:
-        rows = self._tables.rows_of(problem.signature)
+    def _find_row(self, signature: Signature, sizes: Sizes) -> Row | None:
+        rows = self._tables.rows_of(signature)
         if rows is None:
             return None
-        sizes = list(row_sizes(problem))
-        values = self._rows_in(self._tables.row_page(rows, row_sizes(problem)), rows)
-        index = bisect_left(values, sizes, key=lambda value: value[1][:3])
-        is_found = index < len(values) and values[index][1][:3] == sizes
+        values = self._rows_in(self._tables.row_page(rows, sizes), rows)
+        index = bisect_left(values, list(sizes), key=lambda value: value[1][:3])
+        is_found = index < len(values) and values[index][1][:3] == list(sizes)
         return _row(*values[index]) if is_found else None
 
     def _all_rows(self, rows: SignatureRows | None) -> list[tuple[int, list[int]]]:
