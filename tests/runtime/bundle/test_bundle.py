@@ -469,20 +469,6 @@ def test_writer_refuses_equal_code_for_different_signatures(content: BundleConte
         encode_bundle(replace(content, kernels=(twin, *content.kernels)))
 
 
-def test_writer_refuses_a_header_that_is_longer_than_readers_take(
-    content: BundleContent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = len(encode_header(encode_bundle(content)[1]))
-    monkeypatch.setattr("nvgemm_aot.bundle.writer.MAX_HEADER_BYTES", size)
-    encode_bundle(content)
-    monkeypatch.setattr("nvgemm_aot.bundle.writer.MAX_HEADER_BYTES", size - 1)
-    with pytest.raises(
-        BundleFormatError,
-        match=rf"\[header-size\] its header has {size} bytes .*at most {size - 1} .*split the",
-    ):
-        encode_bundle(content)
-
-
 @pytest.mark.parametrize(
     ("change", "path"),
     [

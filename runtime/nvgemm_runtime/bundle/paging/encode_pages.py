@@ -12,7 +12,7 @@ import zstandard
 
 from ...gemm.problem import Problem, Signature
 from ..encode import facts_json, kernel_json, ranking_json, unserved_json
-from ..format import Header, canonical_json
+from ..format import MAX_PAGE_BYTES, Header, canonical_json
 from .grouped_header import takes_gaps
 from .tables import FAILURES, KERNELS, RANKINGS, ROWS, UNSERVED, Sizes, row_sizes
 
@@ -43,9 +43,9 @@ def encode_paged(header: Header) -> tuple[bytes, bytes]:
     for name, entries in lists.items():
         tables[name], pages = _pages(entries, ENTRIES[name])
         frames += pages
-    firsts = range(0, len(header.kernels), ENTRIES[KERNELS])
-    tables[KERNELS]["first"] = "".join(header.kernels[first].id for first in firsts)
-    tables[ROWS]["first"] = [row[:3] for row in lists[ROWS][:: ENTRIES[ROWS]]]
+    first_kernels = header.kernels[:: tables[KERNELS]["entries"]]
+    tables[KERNELS]["first"] = "".join(kernel.id for kernel in first_kernels)
+    tables[ROWS]["first"] = [row[:3] for row in lists[ROWS][:: tables[ROWS]["entries"]]]
     root = facts_json(header)
     root["pages"] = tables
     alignments = _least_alignments(header)
@@ -58,13 +58,42 @@ def encode_paged(header: Header) -> tuple[bytes, bytes]:
     return canonical_json(root), b"".join(frames)
 
 
+def estimate_root_bytes(header: Header) -> int:
+    """Returns the approximate length of a header's root, without encoding its entries.
+
+    A page takes a digest of 64 digits and about 12 digits for its sizes, and its first id or sizes.
+    """
+    rows = {
+        (problem.signature, row_sizes(problem))
+        for problem in (*(ranking.problem for ranking in header.rankings), *header.unserved)
+    }
+    counts = {
+        KERNELS: len(header.kernels),
+        RANKINGS: len(header.rankings),
+        UNSERVED: len(header.unserved),
+        FAILURES: len(header.failures),
+        ROWS: len(rows),
+    }
+    first_bytes = {KERNELS: 64, ROWS: 16}
+    return (
+        len(canonical_json(facts_json(header)))
+        + sum(
+            60 + -(-count // ENTRIES[name]) * (76 + first_bytes.get(name, 0))
+            for name, count in counts.items()
+        )
+        + sum(len(signature.key) + 14 for signature in {signature for signature, _ in rows})
+    )
+
+
 def _pages(entries: Sequence[Any], per_page: int) -> tuple[dict[str, Any], list[bytes]]:
-    """Returns a list's table and its pages."""
+    """Returns a list's table and its pages; pages that are too long get fewer entries."""
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
     contents = [
         b"\n".join(map(canonical_json, entries[first : first + per_page]))
         for first in range(0, len(entries), per_page)
     ]
+    if per_page > 1 and max(map(len, contents), default=0) > MAX_PAGE_BYTES:
+        return _pages(entries, per_page // 2)
     frames = [compressor.compress(content) for content in contents]
     return {
         "count": len(entries),

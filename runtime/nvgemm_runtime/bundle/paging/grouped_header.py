@@ -81,8 +81,12 @@ class GroupedHeader:
 
     def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems."""
-        rows = self._rows.get(signature, {})
-        return self._part([rows[sizes] for sizes in sorted(rows)], kernel_ids)
+        return self._part(self._signature_rows(signature), kernel_ids)
+
+    def unserved(self, signature: Signature) -> Header:
+        """Returns the part of the header for a signature's problems without a kernel."""
+        rows = self._signature_rows(signature)
+        return self._part([_Row(unserved=row.unserved) for row in rows], ())
 
     def kernel(self, kernel_id: str) -> Kernel | None:
         """Returns a kernel by id, or None."""
@@ -92,6 +96,9 @@ class GroupedHeader:
     def kernels(self) -> Iterator[Kernel]:
         """Yields all kernels."""
         yield from self._header.kernels
+
+    def _signature_rows(self, signature: Signature) -> list[_Row]:
+        return [row for _, row in sorted(self._rows.get(signature, {}).items())]
 
     def _ranked(self, signature: Signature) -> list[Kernel]:
         positions = {

@@ -172,8 +172,12 @@ class PagedHeader:
 
     def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems; see `row`."""
-        values = self._all_rows(self._tables.rows_of(signature))
-        return self._part([_row(*value) for value in values], signature, kernel_ids)
+        return self._part(self._signature_rows(signature), signature, kernel_ids)
+
+    def unserved(self, signature: Signature) -> Header:
+        """Returns the part of the header for a signature's problems without a kernel."""
+        rows = self._signature_rows(signature)
+        return self._part([replace(row, rankings=range(0)) for row in rows], signature, ())
 
     def kernel(self, kernel_id: str) -> Kernel | None:
         """Returns a kernel by id; None if the bundle has none that this release knows."""
@@ -215,6 +219,9 @@ class PagedHeader:
         index = bisect_left(values, list(sizes), key=lambda value: value[1][:3])
         is_found = index < len(values) and values[index][1][:3] == list(sizes)
         return _row(*values[index]) if is_found else None
+
+    def _signature_rows(self, signature: Signature) -> list[Row]:
+        return [_row(*value) for value in self._all_rows(self._tables.rows_of(signature))]
 
     def _all_rows(self, rows: SignatureRows | None) -> list[tuple[int, list[int]]]:
         """Returns the positions and values of a signature's rows."""

@@ -117,7 +117,9 @@ class PagedIndex:
         signature = problem.signature
         least = self._least_alignment(signature, is_compact)
         if least is None and self._least_alignment(signature, True) is not None:
-            return Miss(reasons=(why_gaps(signature), *self.refusals))
+            unserved, _ = self._index(lambda look_ups, _: look_ups.unserved(signature), {})
+            reasons = (*unserved.why_unserved(problem), why_gaps(signature))
+            return Miss(reasons=(*reasons, *self.refusals))
         if least is not None and least > alignment_bytes:
             reason = why_misaligned(signature, alignment_bytes, least)
             return Miss(reasons=(reason, *self.refusals))
