@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import paged_bundles
@@ -40,6 +40,7 @@ DEVICES = (
     replace(H200, wants_determinism=True),
     B200,
 )
+EXAMPLES = 10  # each a second
 VERSIONS = TorchVersions(torch="2.11.0+cu130", cuda="13.0")
 
 
@@ -80,8 +81,8 @@ def match_facts(outcome: Match | Miss, *, with_reasons: bool) -> Any:
         return replace(outcome, kernels=()), kernel_facts(outcome.kernels)
     if not with_reasons:
         return None
-    # Stated alignments also count rankings that the device does not use.
-    return [re.sub(r" need \d+$", " need more", reason) for reason in outcome.reasons]
+    # Alignments and signatures that a root states count rankings that the device does not use.
+    return [re.sub(r" need \d+$| \(bundled: .*\)$", "", reason) for reason in outcome.reasons]
 
 
 def sizes_facts(sizes: Mapping[int, Sequence[UsableRanking]]) -> Any:
@@ -122,8 +123,11 @@ def asked(source: random.Random, contents: Sequence[BundleContent]) -> list[Prob
     return [*declared, *unserved, *others]
 
 
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate])
 @example(seed=0)
+@example(seed=3078)
+@example(seed=41)
+@example(seed=553)
 @given(seed=st.integers(0, 10**6))
 def test_answers_are_those_of_an_index_over_whole_headers(seed: int) -> None:
     source = random.Random(seed)
