@@ -81,7 +81,7 @@ def made_content(
 ) -> BundleContent:
     """A content with products, measurements, failures, unserved problems and unlike kernels.
 
-    With ``all_usable``, every device of the target can launch every kernel.
+    With ``all_usable``, every device of the target uses every kernel and problem.
     """
     source = random.Random(seed)
     base = synthetic_content(kernels=1, problems=1)
@@ -125,6 +125,8 @@ def made_content(
         if has_further and source.random() < 0.5:
             other = _ranking(source, problem, ranked, failures, PRODUCTS[1])
             rankings[problem, PRODUCTS[1]] = replace(other, is_further=True)
+    if all_usable:
+        rankings = {key: replace(one, is_declared=True) for key, one in rankings.items()}
     return replace(
         base,
         target=Target(arch="sm_90a"),

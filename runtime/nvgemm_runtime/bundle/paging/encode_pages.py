@@ -16,7 +16,7 @@ from ..format import MAX_PAGE_BYTES, Header, canonical_json
 from .grouped_header import takes_gaps
 from .tables import FAILURES, KERNELS, RANKINGS, ROWS, UNSERVED, Sizes, row_sizes
 
-ENTRIES = {KERNELS: 32, RANKINGS: 32, UNSERVED: 64, FAILURES: 32, ROWS: 512}
+ENTRIES = {KERNELS: 32, RANKINGS: 32, UNSERVED: 64, FAILURES: 32, ROWS: 128}
 """Entries in a page, by list. Smaller pages lengthen the root, which every process reads; larger
 ones cost more for each kernel. benchmarks/large_bundles measures both."""
 
@@ -45,7 +45,8 @@ def encode_paged(header: Header) -> tuple[bytes, bytes]:
         frames += pages
     first_kernels = header.kernels[:: tables[KERNELS]["entries"]]
     tables[KERNELS]["first"] = "".join(kernel.id for kernel in first_kernels)
-    tables[ROWS]["first"] = [row[:3] for row in lists[ROWS][:: tables[ROWS]["entries"]]]
+    first_rows = lists[ROWS][:: tables[ROWS]["entries"]]
+    tables[ROWS]["first"] = [size for row in first_rows for size in row[:3]]
     root = facts_json(header)
     root["pages"] = tables
     alignments = _least_alignments(header)

@@ -69,8 +69,15 @@ class GroupedHeader:
             default=None,
         )
 
-    def rows(self, signature: Signature) -> list[Sizes]:
-        """Returns the sizes of a signature's rows with rankings, sorted."""
+    def rows_below(self, signature: Signature, n: int) -> Iterator[Sizes]:
+        """Yields the sizes of a signature's ranked rows with smaller n, the largest first."""
+        return (sizes for sizes in reversed(self._ranked_rows(signature)) if sizes[0] < n)
+
+    def rows_above(self, signature: Signature, n: int) -> Iterator[Sizes]:
+        """Yields the sizes of a signature's ranked rows with n or more, the smallest first."""
+        return (sizes for sizes in self._ranked_rows(signature) if sizes[0] >= n)
+
+    def _ranked_rows(self, signature: Signature) -> list[Sizes]:
         rows = self._rows.get(signature, {})
         return sorted(sizes for sizes, row in rows.items() if row.rankings)
 

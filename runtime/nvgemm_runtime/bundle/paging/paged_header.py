@@ -139,6 +139,7 @@ class PagedHeader:
         self._tables = root.tables
         self._decoder = root.decoder
         self._kernels: dict[int, Kernel | UnknownKernel] = {}
+        self._row_values: dict[int, list[list[int]]] = {}
 
     def signatures(self) -> tuple[Signature, ...]:
         """Returns the ranked signatures that this release knows."""
@@ -157,10 +158,25 @@ class PagedHeader:
         rows = self._tables.rows_of(signature)
         return None if rows is None else rows.alignment(is_compact)
 
-    def rows(self, signature: Signature) -> list[Sizes]:
-        """Returns the sizes of a signature's rows with rankings, sorted."""
-        values = self._all_rows(self._tables.rows_of(signature))
-        return [(n, k, count) for _, (n, k, count, _, rankings, *_) in values if rankings]
+    def rows_below(self, signature: Signature, n: int) -> Iterator[Sizes]:
+        """Yields the sizes of a signature's ranked rows with smaller n, the largest first."""
+        rows = self._tables.rows_of(signature)
+        if rows is None:
+            return
+        first, _ = self._row_pages(rows)
+        for page in range(self._tables.row_page(rows, (n, 0, 0)), first - 1, -1):
+            values = self._rows_in(page, rows)
+            yield from (_sizes(value) for _, value in reversed(values) if value[0] < n and value[4])
+
+    def rows_above(self, signature: Signature, n: int) -> Iterator[Sizes]:
+        """Yields the sizes of a signature's ranked rows with n or more, the smallest first."""
+        rows = self._tables.rows_of(signature)
+        if rows is None:
+            return
+        _, last = self._row_pages(rows)
+        for page in range(self._tables.row_page(rows, (n, 0, 0)), last + 1):
+            values = self._rows_in(page, rows)
+            yield from (_sizes(value) for _, value in values if value[0] >= n and value[4])
 
     def row(self, signature: Signature, sizes: Sizes, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems with these sizes and any m.
@@ -227,12 +243,29 @@ class PagedHeader:
         """Returns the positions and values of a signature's rows."""
         if rows is None:
             return []
+        first, last = self._row_pages(rows)
+        return [row for page in range(first, last + 1) for row in self._rows_in(page, rows)]
+
+    def _row_pages(self, rows: SignatureRows) -> tuple[int, int]:
+        """Returns the first and the last page of a signature's rows."""
         entries = self._tables.tables[ROWS].entries
-        pages = range(rows.first // entries, (rows.end - 1) // entries + 1)
-        return [row for page in pages for row in self._rows_in(page, rows)]
+        return rows.first // entries, (rows.end - 1) // entries
 
     def _rows_in(self, page: int, rows: SignatureRows) -> list[tuple[int, list[int]]]:
         """Returns the positions and values of a signature's rows in a page."""
+        values = self._row_values.get(page)
+        if values is None:
+            values = self._row_values[page] = self._read_row_values(page)
+        page_begin = page * self._tables.tables[ROWS].entries
+        begin = max(rows.first - page_begin, 0)
+        own = values[begin : rows.end - page_begin]
+        if any(a[:3] >= b[:3] for a, b in itertools.pairwise(own)):
+            self._decoder.fail(
+                "page-order", f"page {page} of rows must be sorted within a signature"
+            )
+        return list(enumerate(own, page_begin + begin))
+
+    def _read_row_values(self, page: int) -> list[list[int]]:
         table = self._tables.tables[ROWS]
         name = f"page {page} of rows"
         values = self._values(self._lines(table, page), name)
@@ -255,12 +288,7 @@ class PagedHeader:
             self._decoder.fail(
                 "page-order", f"{name} begins with {values[0][:3]}, must be {first_sizes}"
             )
-        page_begin = page * table.entries
-        begin = max(rows.first - page_begin, 0)
-        own = values[begin : rows.end - page_begin]
-        if any(a[:3] >= b[:3] for a, b in itertools.pairwise(own)):
-            self._decoder.fail("page-order", f"{name} must be sorted within a signature")
-        return list(enumerate(own, page_begin + begin))
+        return values
 
     def _part(self, rows: Sequence[Row], signature: Signature, kernel_ids: Iterable[str]) -> Header:
         decoder = self._decoder
@@ -408,6 +436,10 @@ class PagedHeader:
                 f"{name} has {len(lines)} entries, must have {table.count_in(page)}",
             )
         return lines
+
+
+def _sizes(value: Sequence[int]) -> Sizes:
+    return value[0], value[1], value[2]
 
 
 def _row(position: int, value: Sequence[int]) -> Row:

@@ -135,8 +135,10 @@ class TablesDecoder(HeaderValues):
         ids = [first_ids[start : start + DIGEST_BYTES] for start in starts]
         if any(a >= b for a, b in itertools.pairwise(ids)):
             self.fail("page-order", "pages.kernels.first must be sorted, each id once")
-        path = "pages.rows.first"
-        first_sizes = self.each(pages[ROWS].get("first"), path, self.sizes, _pages(tables[ROWS]))
+        numbers = self.numbers(
+            pages[ROWS].get("first"), "pages.rows.first", 3 * _pages(tables[ROWS]), 2**63 - 1
+        )
+        first_sizes = tuple(zip(numbers[::3], numbers[1::3], numbers[2::3]))
         products = None
         if "products" in top:
             products = frozenset(self.each(top["products"], "products", self.text))
@@ -171,7 +173,9 @@ class TablesDecoder(HeaderValues):
     def numbers(self, value: Any, path: str, length: int, most: int) -> list[int]:
         """Reads a list of integers in ``1..most``, as fast as thousands need."""
         numbers = self.items(value, path, length)
-        if not all(type(number) is int and 1 <= number <= most for number in numbers):
+        if numbers and (
+            set(map(type, numbers)) != {int} or min(numbers) < 1 or max(numbers) > most
+        ):
             self.refuse(path, f"integers in 1..{most}", numbers)
         return numbers
 
@@ -185,11 +189,6 @@ class TablesDecoder(HeaderValues):
         if digests.hex() != value or len(digests) != pages * DIGEST_BYTES:
             self.refuse(path, f"{pages * 64} lower-case hex digits", value)
         return digests
-
-    def sizes(self, value: Any, path: str) -> Sizes:
-        """Reads a row's sizes."""
-        n, k, count = self.numbers(value, path, 3, 2**63 - 1)
-        return n, k, count
 
     def signatures(
         self, value: Any, table: Table, first_sizes: tuple[Sizes, ...]

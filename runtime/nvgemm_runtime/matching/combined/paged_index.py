@@ -94,7 +94,6 @@ class PagedIndex:
         self.refusals = (*refusals, *unusable)
         self._rows: dict[RowKey, Index] = {}
         self._signatures: dict[Signature, Index] = {}
-        self._sizes: dict[Signature, list[Sizes]] = {}
 
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -240,24 +239,28 @@ class PagedIndex:
 
     def _nearest(self, problem: Problem) -> Iterator[Sizes]:
         """Yields the sizes of the signature's ranked rows, nearest first."""
-        rows = self._sizes.get(problem.signature)
-        if rows is None:
-            rows = self._read_sizes(problem.signature)
-        return nearest_rows(rows, row_sizes(problem))
+        signature, n = problem.signature, problem.n
+        below = self._merged(lambda look_ups: look_ups.rows_below(signature, n), reverse=True)
+        above = self._merged(lambda look_ups: look_ups.rows_above(signature, n))
+        return nearest_rows(row_sizes(problem), below=below, above=above)
 
-    def _read_sizes(self, signature: Signature) -> list[Sizes]:
-        rows: list[list[Sizes]] = []
-        is_final = True
-        for source in self._sources:
-            if source.refusal is None:
-                try:
-                    rows.append(source.look_ups.rows(signature))
-                except Exception as error:  # A faulty bundle must not prevent use of the others.
-                    is_final = self._leave_out(source, error) and is_final
-        merged = [sizes for sizes, _ in itertools.groupby(heapq.merge(*rows))]
-        if is_final:
-            self._sizes[signature] = merged
-        return merged
+    def _merged(
+        self, read: Callable[[LookUps], Iterator[Sizes]], *, reverse: bool = False
+    ) -> Iterator[Sizes]:
+        """Yields the rows of all bundles, each once."""
+        rows = (
+            self._rows_of(source, read(source.look_ups))
+            for source in self._sources
+            if source.refusal is None
+        )
+        return (sizes for sizes, _ in itertools.groupby(heapq.merge(*rows, reverse=reverse)))
+
+    def _rows_of(self, source: _Source, rows: Iterator[Sizes]) -> Iterator[Sizes]:
+        """Yields rows until one cannot be read."""
+        try:
+            yield from rows
+        except Exception as error:  # A faulty bundle must not prevent use of the others.
+            self._leave_out(source, error)
 
     def _leave_out(self, source: _Source, error: Exception) -> bool:
         """Logs why a part of a bundle is left out; returns True if the error is permanent."""
