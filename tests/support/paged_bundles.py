@@ -46,6 +46,7 @@ CONDITIONS = Conditions(
     driver="580.95.05", torch="2.11.0+cu130", cuda="13.0", date="2026-11-21", launches=APART
 )
 UNKNOWN_CONVENTION = "tvm_ffi:gemm(a,b,out,later,stream)"
+_SHARED = random.Random(0).randbytes(300)
 _SIZES = (8, 64, 96, 512)
 _CONVENTIONS = ("tvm_ffi:gemm(a,b,out,stream)", "tvm_ffi:gemm(a*,b*,out*,mnkl,stream)")
 
@@ -142,7 +143,7 @@ def made_content(
 def _kernel(source: random.Random, number: int) -> BuiltKernel:
     signature = SIGNATURES[number % len(SIGNATURES)]
     return BuiltKernel(
-        payload=source.randbytes(64),
+        payload=_SHARED + source.randbytes(16),
         signature=signature,
         provider="synthetic",
         operator=f"operator{number}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -373,8 +372,11 @@ class PagedHeader:
             return None
         member = b'"id":"%s"' % kernel_id.encode()
         for index, line in enumerate(self._lines(table, page)):
+            if member not in line:
+                continue
+            (entry,) = self._values([line], f"page {page} of {KERNELS}")
             # An unknown member may have such a text too.
-            if member in line and json.loads(line).get("id") == kernel_id:
+            if isinstance(entry, dict) and entry.get("id") == kernel_id:
                 return page * table.entries + index
         return None
 
