@@ -70,7 +70,10 @@ class FoundBundle:
         if self.bundle is None:
             return self.problem
         if self.bundle.is_paged:
-            return _paged_refusal(self.bundle, facts)
+            try:
+                return _paged_refusal(self.bundle, facts)
+            except NvgemmError as error:  # a page is damaged
+                return str(error)
         header = self.bundle.header
         reason = refusal(header, facts)
         if reason is None:

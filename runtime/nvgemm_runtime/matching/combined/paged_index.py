@@ -94,6 +94,7 @@ class PagedIndex:
         self.refusals = (*refusals, *unusable)
         self._rows: dict[RowKey, Index] = {}
         self._signatures: dict[Signature, Index] = {}
+        self._warned: set[str] = set()
 
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -263,8 +264,14 @@ class PagedIndex:
             self._leave_out(source, error)
 
     def _leave_out(self, source: _Source, error: Exception) -> bool:
-        """Logs why a part of a bundle is left out; returns True if the error is permanent."""
-        _log.warning("bundle left out (%s): %s", source.view.origin, describe_fault(error))
+        """Logs once why parts of a bundle are left out; returns True if the error is permanent."""
+        if source.view.name not in self._warned:
+            self._warned.add(source.view.name)
+            _log.warning(
+                "bundle left out where its pages are damaged (%s): %s",
+                source.view.origin,
+                describe_fault(error),
+            )
         return not isinstance(error, StorageError)
 
     def _why_no_signature(self, signature: Signature) -> str:
