@@ -10,8 +10,8 @@ The bundles are made up: as many declared problems as kernels, each with 8 kerne
   thousands. This is the hard case, since every look-up reads other pages.
 
 Each figure is from a fresh process that has imported the runtime: milliseconds from opening the
-file until a match is returned, and the growth of the process. Python's own allocations are traced
-in a process of their own. Version 2 is measured up to its longest header.
+file until a match is returned, CPU time for the same, and the growth of the process. Python's own
+allocations are traced in a process of their own. Version 2 is measured up to its longest header.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ gc.collect()
 before = memory()
 if traced == "traced":
     tracemalloc.start()
+cpu = time.process_time()
 times = [time.perf_counter()]
 bundle = Bundle(path)
 pages = bundle.pages()
@@ -72,11 +73,12 @@ for problem in problems:
     match = index.match(problem, 16)
     times.append(time.perf_counter())
     assert isinstance(match, Match), match
+cpu = time.process_time() - cpu
 rss, peak = (now - then for now, then in zip(memory(), before))
 traced_peak = tracemalloc.get_traced_memory()[1] / 2**20 if traced == "traced" else None
 print(json.dumps({
     "ms": [(time - times[0]) * 1e3 for time in times[1:]],
-    "rss_mb": rss, "peak_mb": peak, "traced_mb": traced_peak,
+    "cpu_ms": cpu * 1e3, "rss_mb": rss, "peak_mb": peak, "traced_mb": traced_peak,
 }))
 """
 
@@ -127,6 +129,7 @@ def measure(path: Path, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
             {
                 "open_ms": [result["ms"][0] for result in results],
                 "found_ms": [result["ms"][-1] for result in results],
+                "cpu_ms": [result["cpu_ms"] for result in results],
                 "rss_mb": [result["rss_mb"] for result in results],
                 "peak_mb": [result["peak_mb"] for result in results],
                 "traced_mb": traced["traced_mb"],
@@ -141,8 +144,10 @@ def measure(path: Path, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
 def main(sizes: tuple[int, ...], rounds: int, json_path: Path | None) -> None:
     """Time opening and looking up, and print a table."""
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} processes each")
-    print(f"goal: found <= {GOAL_MS} ms, growth <= {GOAL_MB} MB; medians, and the most\n")
-    columns = ("open ms", "found ms", "most ms", "RSS MB", "peak MB", "traced MB")
+    print(
+        f"goal: found <= {GOAL_MS} ms, growth <= {GOAL_MB} MB; medians, least, and the largest growth\n"
+    )
+    columns = ("open ms", "found ms", "least ms", "CPU ms", "RSS MB", "peak MB", "traced MB")
     print(f"{'kernels':>8} {'content':16}{'version':>8}  {'problem':12}", end="")
     print("".join(f"{column:>11}" for column in columns))
     rows = []
@@ -154,12 +159,13 @@ def main(sizes: tuple[int, ...], rounds: int, json_path: Path | None) -> None:
                         figures = (
                             statistics.median(result["open_ms"]),
                             statistics.median(result["found_ms"]),
-                            max(result["found_ms"]),
+                            min(result["found_ms"]),
+                            statistics.median(result["cpu_ms"]),
                             max(result["rss_mb"]),
                             max(result["peak_mb"]),
                             result["traced_mb"],
                         )
-                        met = figures[1] <= GOAL_MS and max(figures[3:5]) <= GOAL_MB
+                        met = figures[1] <= GOAL_MS and max(figures[4:6]) <= GOAL_MB
                         print(f"{kernels:8} {kind:16}{version:8}  {problem:12}", end="")
                         print("".join(f"{figure:11.1f}" for figure in figures), end="")
                         print("  met" if met else "  MISSED", flush=True)
