@@ -204,10 +204,11 @@ def test_opening_reads_no_page(path: Path, document: Document) -> None:
             bundle.header  # noqa: B018
 
 
-def test_every_flipped_bit_breaks_a_rule(path: Path) -> None:
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_flipped_bit_breaks_a_rule(path: Path, every: int) -> None:
     data = encode_in_pages(made_content(SEED, kernels=4, problems=4), entries=3)
     source = random.Random(0)
-    for byte in range(len(data)):
+    for byte in range(0, len(data), every):
         flipped = bytearray(data)
         flipped[byte] ^= 1 << source.randrange(8)
         path.write_bytes(flipped)
@@ -228,7 +229,7 @@ def test_a_part_is_refused_if_a_page_that_it_needs_was_changed(path: Path) -> No
 
 def test_every_truncated_file_is_refused(path: Path, document: Document) -> None:
     data = document.encode()
-    for length in range(0, len(data), 7):
+    for length in range(0, len(data), 29):
         path.write_bytes(data[:length])
         with pytest.raises(BundleFormatError):
             verify(path)
@@ -523,7 +524,7 @@ def test_whatever_stands_in_a_root_or_an_entry_is_a_broken_rule_or_no_matter(pat
     values = (None, True, -1, 0, 2**63, "", "x", [], {}, [[]], ["x"], {"requires": ["x"]})
     targets: list[tuple[str, int]] = [("", 0)]
     targets += [(name, page) for name in LISTS for page in range(len(clean.frames[name]))]
-    for (name, page), _ in itertools.product(targets, range(40)):
+    for (name, page), _ in itertools.product(targets, range(25)):
         document = copy.deepcopy(clean)
         tree = document.lines(name, page) if name else document.root
         place = source.choice(list(places(tree)))
