@@ -27,7 +27,6 @@ from .format import (
     UnknownKernel,
     sha256_hex,
 )
-from .paging.grouped_header import GroupedHeader
 from .paging.paged_header import PagedHeader, Root, decode_root
 from .paging.whole_header import read_whole
 
@@ -122,12 +121,8 @@ class Bundle:
         return self._header
 
     def pages(self) -> PagedHeader | None:
-        """Returns look-ups that read no more pages than they need; None for a header in one."""
+        """Returns look-ups that read no more pages than they need; None if not `is_paged`."""
         return None if self._root is None else PagedHeader(self._read, self._root)
-
-    def look_ups(self) -> PagedHeader | GroupedHeader:
-        """Returns look-ups by row, signature and kernel id."""
-        return self.pages() or GroupedHeader(self.header)
 
     def payload(self, kernel: Kernel | UnknownKernel) -> bytes:
         """Decompresses a kernel and checks its digest.

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..bundle.confirmations import Confirmations
 from ..bundle.format import Header, Kernel
+from ..bundle.paging.paged_header import PagedHeader
 from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError, count_text
 from ..gemm.problem import Problem
@@ -69,9 +71,9 @@ class FoundBundle:
         """Returns the reason that a device cannot run its kernels, or None."""
         if self.bundle is None:
             return self.problem
-        if self.bundle.is_paged:
+        if (pages := self.bundle.pages()) is not None:
             try:
-                return _paged_refusal(self.bundle, facts)
+                return _paged_refusal(pages, facts)
             except NvgemmError as error:  # a page is damaged
                 return str(error)
         header = self.bundle.header
@@ -307,7 +309,7 @@ class Installation:
             if bundle_file.bundle is None:
                 continue
             try:
-                kernel = bundle_file.bundle.look_ups().kernel(kernel_id)
+                kernel = _kernel_in(bundle_file.bundle, kernel_id)
             except NvgemmError as error:
                 self._warn("bundle", bundle_file.origin, str(error))
                 continue
@@ -335,28 +337,38 @@ def _entry_order() -> Callable[[tuple[Bundle, Kernel]], tuple[bool, bool]]:
     )
 
 
+def _kernel_in(bundle: Bundle, kernel_id: str) -> Kernel | None:
+    """Returns a bundle's kernel by id, or None."""
+    pages = bundle.pages()
+    if pages is not None:
+        return pages.kernel(kernel_id)
+    kernels = bundle.header.kernels  # sorted by id
+    index = bisect_left(kernels, kernel_id, key=lambda kernel: kernel.id)
+    is_found = index < len(kernels) and kernels[index].id == kernel_id
+    return kernels[index] if is_found else None
+
+
 def _ranking_header(bundle: Bundle, kernel_id: str) -> Header | None:
     """Returns a header with all rankings that may name a kernel; None without the kernel."""
-    if not bundle.is_paged:
+    pages = bundle.pages()
+    if pages is None:
         return bundle.header
-    look_ups = bundle.look_ups()
-    kernel = look_ups.kernel(kernel_id)
-    return None if kernel is None else look_ups.signature(kernel.signature)
+    kernel = pages.kernel(kernel_id)
+    return None if kernel is None else pages.signature(kernel.signature)
 
 
-def _paged_refusal(bundle: Bundle, facts: DeviceFacts) -> str | None:
+def _paged_refusal(pages: PagedHeader, facts: DeviceFacts) -> str | None:
     """Returns the reason that a device cannot run kernels in pages; reads until one can."""
-    reason = refusal(bundle.facts, facts)
-    reasons: dict[str, None] = {}
-    count = 0
-    kernels = bundle.look_ups().kernels() if reason is None else iter(())
-    for kernel in kernels:
-        (why,) = kernel_refusals(replace(bundle.facts, kernels=(kernel,)), facts)
+    reason = refusal(pages.facts, facts)
+    if reason is not None:
+        return reason
+    reasons: list[str] = []
+    for kernel in pages.kernels():
+        (why,) = kernel_refusals(replace(pages.facts, kernels=(kernel,)), facts)
         if why is None:
             return None
-        count += 1
-        reasons[why] = None
-    return reason or _none_can_be_launched(count, reasons)
+        reasons.append(why)
+    return _none_can_be_launched(len(reasons), dict.fromkeys(reasons))
 
 
 def _none_can_be_launched(count: int, reasons: Iterable[str]) -> str:

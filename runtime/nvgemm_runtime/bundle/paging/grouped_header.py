@@ -20,7 +20,7 @@ class _Row:
 
 
 class GroupedHeader:
-    """Look-ups in a whole header; see `PagedHeader` for the methods.
+    """Look-ups in a whole header, with the methods of `PagedHeader` that matching uses.
 
     Attributes:
         facts: Header without entries.
@@ -33,6 +33,8 @@ class GroupedHeader:
             self._row(ranking.problem).rankings.append(position)
         for problem in header.unserved:
             self._row(problem).unserved.append(problem)
+        self._alignments: dict[tuple[Signature, bool], int | None] = {}
+        self._sizes: dict[Signature, list[Sizes]] = {}
         self._positions = {kernel.id: place for place, kernel in enumerate(header.kernels)}
         products = None
         if any(ranking.is_further for ranking in header.rankings):
@@ -55,19 +57,21 @@ class GroupedHeader:
 
     def signatures(self) -> tuple[Signature, ...]:
         """Returns the ranked signatures."""
-        return tuple(signature for signature in self._rows if self._ranked(signature))
+        return tuple(signature for signature in self._rows if self._ranked_rows(signature))
 
     def least_alignment(self, signature: Signature, is_compact: bool) -> int | None:
         """Returns an alignment in bytes that every ranked kernel with a signature needs."""
-        kernels = self._ranked(signature)
-        return min(
-            (
-                kernel.alignment_bytes
-                for kernel in kernels
-                if is_compact or takes_gaps(kernel.calling_convention)
-            ),
-            default=None,
-        )
+        key = signature, is_compact
+        if key not in self._alignments:
+            self._alignments[key] = min(
+                (
+                    kernel.alignment_bytes
+                    for kernel in self._ranked(signature)
+                    if is_compact or takes_gaps(kernel.calling_convention)
+                ),
+                default=None,
+            )
+        return self._alignments[key]
 
     def rows_below(self, signature: Signature, n: int) -> Iterator[Sizes]:
         """Yields the sizes of a signature's ranked rows with smaller n, the largest first."""
@@ -78,8 +82,10 @@ class GroupedHeader:
         return (sizes for sizes in self._ranked_rows(signature) if sizes[0] >= n)
 
     def _ranked_rows(self, signature: Signature) -> list[Sizes]:
-        rows = self._rows.get(signature, {})
-        return sorted(sizes for sizes, row in rows.items() if row.rankings)
+        if signature not in self._sizes:
+            rows = self._rows.get(signature, {})
+            self._sizes[signature] = sorted(sizes for sizes, row in rows.items() if row.rankings)
+        return self._sizes[signature]
 
     def row(self, signature: Signature, sizes: Sizes, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems with these sizes and any m."""
@@ -94,15 +100,6 @@ class GroupedHeader:
         """Returns the part of the header for a signature's problems without a kernel."""
         rows = self._signature_rows(signature)
         return self._part([_Row(unserved=row.unserved) for row in rows], ())
-
-    def kernel(self, kernel_id: str) -> Kernel | None:
-        """Returns a kernel by id, or None."""
-        position = self._positions.get(kernel_id)
-        return None if position is None else self._header.kernels[position]
-
-    def kernels(self) -> Iterator[Kernel]:
-        """Yields all kernels."""
-        yield from self._header.kernels
 
     def _signature_rows(self, signature: Signature) -> list[_Row]:
         return [row for _, row in sorted(self._rows.get(signature, {}).items())]
