@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from ...gemm.problem import Problem, Signature
@@ -38,10 +39,8 @@ def read_whole(root: Root, pages: PagedHeader) -> Header:
     _check_first_ids(root, parts)
     _check_rows(root, pages.read_rows(), parts)
     _check_signatures(root, parts)
-    facts = pages.facts
-    whole = separate_unknown_entries(
-        Header(**{**vars(facts), "failures": parts.failures, "ranked_products": None}), parts
-    )
+    facts = replace(pages.facts, failures=parts.failures, ranked_products=None)
+    whole = separate_unknown_entries(facts, parts)
     if any(ranking.is_further for ranking in whole.rankings):
         products = {whole.gpu_of(ranking) for ranking in whole.rankings}
         if not products <= (root.tables.products or frozenset()):
