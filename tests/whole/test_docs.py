@@ -172,7 +172,7 @@ def test_format_document_lists_exactly_the_rules_that_are_checked() -> None:
     documented = set(
         re.findall(r"^\| `([a-z-]+)` \|", read("FORMAT.md").split("## Rules")[1], re.M)
     )
-    source = "".join(path.read_text("utf-8") for path in ROOT.glob("runtime/*/bundle/*.py"))
+    source = "".join(path.read_text("utf-8") for path in ROOT.glob("runtime/*/bundle/**/*.py"))
     checked = set(re.findall(r'_?fail\(\s*"([a-z-]+)"', source))
     assert documented == checked
 
@@ -348,8 +348,10 @@ def test_one_range_of_each_library_is_said_everywhere() -> None:
 
 
 def test_changelog_names_the_current_format_version() -> None:
-    from nvgemm_runtime.bundle.format import FORMAT_VERSION
+    from nvgemm_runtime.bundle.format import FORMAT_VERSION, PAGED_VERSION
 
     table = read("CHANGELOG.md").split("## Bundle format")[1]
     assert f"| {FORMAT_VERSION} |" in table
-    assert f"The bundle format, version {FORMAT_VERSION}" in read("FORMAT.md")
+    assert f"| {PAGED_VERSION} |" in table
+    title = f"The bundle format, versions {FORMAT_VERSION} and {PAGED_VERSION}"
+    assert title in read("FORMAT.md")

@@ -15,6 +15,8 @@ from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     MAGIC,
     MAX_HEADER_BYTES,
+    PAGED_ABOVE_BYTES,
+    PAGED_VERSION,
     PREFIX,
     Dictionary,
     Header,
@@ -23,6 +25,9 @@ from nvgemm_runtime.bundle.format import (
     canonical_json,
     sha256_hex,
 )
+from nvgemm_runtime.bundle.paging.encode_pages import encode_paged
+from nvgemm_runtime.bundle.paging.paged_header import PagedHeader, decode_root
+from nvgemm_runtime.bundle.paging.whole_header import read_whole
 from nvgemm_runtime.bundle.ranking_entries import CompileFailure, Ranked, Ranking, RankingSource
 from nvgemm_runtime.errors import BundleFormatError, count_text
 
@@ -185,40 +190,58 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
     """Moves every span behind the header, whose length depends on the digits of the offsets."""
     header_bytes = 0
     while True:
-        base = PREFIX.size + header_bytes
-        final = replace(
-            header,
-            dictionary=header.dictionary and _shifted(header.dictionary, base),
-            kernels=tuple(_shifted(kernel, base) for kernel in header.kernels),
-        )
+        final = _shifted_header(header, PREFIX.size + header_bytes)
         encoded = encode_header(final)
+        if len(encoded) > PAGED_ABOVE_BYTES:
+            return _in_pages(header, body)
         if len(encoded) == header_bytes:
-            _require_readable(encoded, final, len(body))
-            digest = hashlib.sha256(encoded).digest()
-            prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, header_bytes, digest)
-            return prefix + encoded + body, final
+            base = PREFIX.size + header_bytes
+            decode_header(
+                encoded,
+                where=_not_written(header),
+                version=FORMAT_VERSION,
+                body_offset=base,
+                file_bytes=base + len(body),
+            )
+            return _prefix(FORMAT_VERSION, encoded) + encoded + body, final
         header_bytes = len(encoded)
 
 
-def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
-    """Refuses to write a bundle that `Bundle` would refuse to read."""
-    where = f"the bundle for {header.target.key}, which is not written"
+def _in_pages(header: Header, body: bytes) -> tuple[bytes, Header]:
+    """Encodes a bundle whose header is in pages; spans count from the body."""
+    where = _not_written(header)
+    encoded, pages = encode_paged(header)
     if len(encoded) > MAX_HEADER_BYTES:
         raise BundleFormatError(
             where,
             "header-size",
-            f"its header has {len(encoded)} bytes for "
+            f"its root has {len(encoded)} bytes for "
             f"{count_text(len(header.rankings), 'problem')} and "
             f"{count_text(len(header.kernels), 'kernel')}, at most {MAX_HEADER_BYTES} can be "
             "read; declare fewer candidates, or split the manifest",
         )
-    base = PREFIX.size + len(encoded)
-    decode_header(
-        encoded,
-        where=where,
-        version=FORMAT_VERSION,
-        body_offset=base,
-        file_bytes=base + body_bytes,
+    data = _prefix(PAGED_VERSION, encoded) + encoded + pages + body
+    root_end = PREFIX.size + len(encoded)
+    root = decode_root(encoded, where=where, root_end=root_end, file_bytes=len(data))
+    read_whole(root, PagedHeader(lambda offset, size: data[offset : offset + size], root))
+    final = _shifted_header(header, root_end + len(pages))
+    return data, replace(final, format_version=PAGED_VERSION)
+
+
+def _prefix(version: int, encoded: bytes) -> bytes:
+    return PREFIX.pack(MAGIC, version, len(encoded), hashlib.sha256(encoded).digest())
+
+
+def _not_written(header: Header) -> str:
+    """Returns a bundle's name in errors; a bundle that `Bundle` would refuse is not written."""
+    return f"the bundle for {header.target.key}, which is not written"
+
+
+def _shifted_header(header: Header, base: int) -> Header:
+    return replace(
+        header,
+        dictionary=header.dictionary and _shifted(header.dictionary, base),
+        kernels=tuple(_shifted(kernel, base) for kernel in header.kernels),
     )
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PREFIX
+from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PAGED_VERSION, PREFIX
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.policy_checks import check_bundle
 from nvgemm_runtime.installed.registry import INSTALLATION
@@ -98,7 +98,10 @@ def installed_bundles() -> tuple[list[BundleView], list[str]]:
         if shipped.bundle is None:
             unusable.append(f"{shipped.name}: {shipped.problem}")
         else:
-            views.append(BundleView(name=shipped.name, header=shipped.bundle.header))
+            try:
+                views.append(BundleView(name=shipped.name, header=shipped.bundle.header))
+            except NvgemmError as error:  # damaged pages
+                unusable.append(f"{shipped.name}: {error}")
     return views, unusable
 
 
@@ -148,13 +151,18 @@ def _find_in_wheel(path: Path, headers_only: bool) -> Iterator[NamedBundle]:
 
 
 def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
-    """Unpacks only a bundle's header; the rest of the file becomes a hole of its size."""
+    """Unpacks only a bundle's header; the rest of the file becomes a hole of its size.
+
+    A header in pages is unpacked with the rest, as only its root says where it ends.
+    """
     with wheel.open(member) as packed, file.open("wb") as unpacked:
         start = packed.read(PREFIX.size)
         unpacked.write(start)
         if len(start) == PREFIX.size and start.startswith(MAGIC):
-            _, _, header_bytes, _ = PREFIX.unpack(start)
-            if header_bytes <= MAX_HEADER_BYTES:
+            _, version, header_bytes, _ = PREFIX.unpack(start)
+            if version == PAGED_VERSION:
+                shutil.copyfileobj(packed, unpacked)
+            elif header_bytes <= MAX_HEADER_BYTES:
                 unpacked.write(packed.read(header_bytes))
         unpacked.truncate(wheel.getinfo(member).file_size)
 

@@ -53,10 +53,11 @@ from .workspace import TileWorkspace
 
 _T = TypeVar("_T")
 
-_HEADER = frozenset(
+FACTS = frozenset(
     {"target", "device", "generator", "build_key", "toolchain", "body_sha256", "dictionary"}
-    | {"kernels", "sources", "rankings"}
+    | {"sources"}
 )
+_HEADER = FACTS | {"kernels", "rankings"}
 _TARGET = frozenset({"arch", "platform", "cuda"})
 _DICTIONARY = frozenset({"span", "sha256"})
 _ANY_KERNEL = frozenset({"id", "span", "operator", "signature"})
@@ -92,27 +93,53 @@ def decode_header(
     Raises:
         BundleFormatError: Naming the broken rule, the observed value and the allowed one.
     """
-    return _Decoder(where, version).decode(data, body_offset, file_bytes)
+    return HeaderDecoder(where, version).decode(data, body_offset, file_bytes)
 
 
-class _Decoder(HeaderValues):
-    def __init__(self, where: str, version: int) -> None:
+class HeaderDecoder(HeaderValues):
+    """Reads a header's objects.
+
+    Args:
+        where: File name, for messages.
+        version: Format version.
+        spans_from: Byte that spans count from.
+    """
+
+    def __init__(self, where: str, version: int, spans_from: int = 0) -> None:
         super().__init__(where)
         self.version = version
+        self.spans_from = spans_from
 
     def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            self.fail("header-json", f"the header is not JSON: {error}")
-        if _canonical_or_none(document) != data:
-            self.fail("header-canonical", "the header is not in canonical form")
-        top = self.fields(document, "header", frozenset())
+        """Reads a whole header; see `decode_header`."""
+        top = self.document(data)
+        self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
+        parts = self.parts(top)
+        header = self.facts(top, parts)
+        check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
+        return separate_unknown_entries(header, parts)
+
+    def document(self, data: bytes) -> dict[str, Any]:
+        """Reads JSON in canonical form, if this release knows the features that it requires."""
+        top = self.fields(self.canonical(data, "the header"), "header", frozenset())
         unknown = self.unknown_features(top, "header")
         if unknown is not None:
             self.fail("feature", f"the bundle {unknown}; {UPGRADE}")
-        self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
-        parts = Parts(
+        return top
+
+    def canonical(self, data: bytes, name: str) -> Any:
+        """Reads JSON in canonical form."""
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            self.fail("header-json", f"{name} is not JSON: {error}")
+        if _canonical_or_none(document) != data:
+            self.fail("header-canonical", f"{name} is not in canonical form")
+        return document
+
+    def parts(self, top: dict[str, Any]) -> Parts:
+        """Reads the dictionary and all lists."""
+        return Parts(
             dictionary=self.dictionary(top["dictionary"]),
             kernels=self.each(top["kernels"], "kernels", self.kernel),
             sources=self.each(top["sources"], "sources", self.source),
@@ -120,8 +147,11 @@ class _Decoder(HeaderValues):
             unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
             failures=self.each(self.optional_list(top, "failures"), "failures", self.failure),
         )
+
+    def facts(self, top: dict[str, Any], parts: Parts) -> Header:
+        """Reads the header without the lists in ``parts``, except failures."""
         device = self.text(top["device"], "device")
-        header = Header(
+        return Header(
             target=self.target(top["target"]),
             device=device,
             generator=self.text(top["generator"], "generator"),
@@ -138,20 +168,20 @@ class _Decoder(HeaderValues):
             further_devices=self.further_devices(top, device),
             part_of=self.each(self.optional_list(top, "part_of"), "part_of", self.whole),
         )
-        check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
-        return separate_unknown_entries(header, parts)
 
     def optional_list(self, fields: dict[str, Any], name: str) -> Any:
         """Returns an optional list that version 1 lacks; empty if absent."""
         return [] if self.version == 1 else fields.get(name, [])
 
     def further_devices(self, top: dict[str, Any], first: str) -> tuple[str, ...]:
+        """Reads the other device profiles."""
         names = self.each(self.optional_list(top, "further_devices"), "further_devices", self.text)
         if len({first, *names}) <= len(names):
             self.refuse("further_devices", f"other names than {first!r:.40}, each once", names)
         return names
 
     def whole(self, value: Any, path: str) -> Whole:
+        """Reads an entry of `part_of`."""
         build_key, prefix_sha256 = self.each(value, path, self.digest, 2)
         return Whole(build_key=build_key, prefix_sha256=prefix_sha256)
 
@@ -184,9 +214,11 @@ class _Decoder(HeaderValues):
     # Parts of the header.
 
     def target(self, value: Any) -> Target:
+        """Reads the target."""
         return read_target(**self.texts(value, "target", _TARGET))
 
     def toolchain(self, value: Any) -> dict[str, str]:
+        """Reads versions by name."""
         if not isinstance(value, dict) or not value:
             self.refuse("toolchain", "an object with at least one version", value)
         return {
@@ -195,14 +227,16 @@ class _Decoder(HeaderValues):
         }
 
     def span(self, value: Any, path: str, max_content_bytes: int) -> Span:
+        """Reads a span, and counts its offset from the file's first byte."""
         offset, stored, content = self.items(value, path, length=3)
         return Span(
-            offset=self.number(offset, f"{path}.offset"),
+            offset=self.number(offset, f"{path}.offset") + self.spans_from,
             stored_bytes=self.number(stored, f"{path}.stored_bytes", least=1),
             content_bytes=self.number(content, f"{path}.content_bytes", 1, max_content_bytes),
         )
 
     def dictionary(self, value: Any) -> Dictionary | None:
+        """Reads the dictionary's entry."""
         if value is None:
             return None
         fields = self.fields(value, "dictionary", _DICTIONARY)
@@ -212,12 +246,14 @@ class _Decoder(HeaderValues):
         )
 
     def imports(self, value: Any, path: str) -> tuple[str, ...]:
+        """Reads imported symbols."""
         symbols = self.each(value, path, self.text)
         if list(symbols) != sorted(set(symbols)):
             self.refuse(path, "sorted, each symbol once", value)
         return symbols
 
     def failure(self, value: Any, path: str) -> CompileFailure:
+        """Reads a compile failure."""
         fields = self.fields(value, path, _FAILURE)
         if not isinstance(fields["is_transient"], bool):
             self.refuse(f"{path}.is_transient", "true or false", fields["is_transient"])
@@ -228,6 +264,7 @@ class _Decoder(HeaderValues):
         )
 
     def kernel(self, value: Any, path: str) -> Kernel | UnknownKernel:
+        """Reads a kernel, or the reason that it is not understood."""
         fields = self.fields(value, path, _ANY_KERNEL)
         id_ = self.digest(fields["id"], f"{path}.id")
         span = self.span(fields["span"], f"{path}.span", MAX_PAYLOAD_BYTES)
@@ -289,6 +326,7 @@ class _Decoder(HeaderValues):
         return kernel
 
     def workspace(self, value: Any, path: str) -> TileWorkspace:
+        """Reads a workspace formula."""
         fields = self.fields(value, path, _WORKSPACE)
         once, per_tile = self.each(fields["zeroed_bytes"], f"{path}.zeroed_bytes", self.bytes_, 2)
         return TileWorkspace(
@@ -302,9 +340,11 @@ class _Decoder(HeaderValues):
         )
 
     def bytes_(self, value: Any, path: str) -> int:
+        """Reads a size per tile."""
         return self.number(value, path, most=MAX_TILE_BYTES)
 
     def design(self, value: Any, path: str) -> KernelDesign:
+        """Reads a design."""
         fields = self.fields(value, path, _DESIGN)
         tile_m, tile_n, tile_k = self.each(fields["tile"], f"{path}.tile", self.extent, 3)
         fallback = fields["fallback_cluster"]
@@ -327,6 +367,7 @@ class _Decoder(HeaderValues):
         )
 
     def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
+        """Reads a cluster limit."""
         fields = self.fields(value, path, _CLUSTER_LIMIT)
         return ClusterLimit(
             cluster_size=self.number(fields["cluster_size"], f"{path}.cluster_size", least=1),
@@ -352,6 +393,7 @@ class _Decoder(HeaderValues):
         )
 
     def conditions(self, value: Any, path: str) -> Conditions:
+        """Reads measuring conditions."""
         texts = self.texts(value, path, _CONDITIONS)
         gpu = value.get("gpu_sha256")
         return Conditions(
@@ -391,6 +433,7 @@ class _Decoder(HeaderValues):
         )
 
     def ranked(self, value: Any, path: str) -> Ranked:
+        """Reads a ranking's entry for a kernel."""
         kernel, time_ns = self.items(value, path, length=2)
         return Ranked(
             kernel=self.number(kernel, f"{path}.kernel"),
@@ -398,6 +441,7 @@ class _Decoder(HeaderValues):
         )
 
     def measured(self, value: Any, path: str) -> Measured:
+        """Reads a measurement."""
         fields = self.fields(value, path, _MEASURED)
         confirming = self.each(fields.get("confirmed_by", []), f"{path}.confirmed_by", self.digest)
         if "confirmed_by" in fields and not confirming:
@@ -416,6 +460,7 @@ class _Decoder(HeaderValues):
         )
 
     def timing(self, value: Any, path: str) -> Timing | None:
+        """Reads a timing, or None."""
         if value is None:
             return None
         time_ns, spread_ns = self.items(value, path, length=2)
@@ -441,6 +486,7 @@ class _Decoder(HeaderValues):
     def unserved_entry(
         self, value: Any, path: str
     ) -> tuple[Problem, UnservedReason] | UnknownEntry:
+        """Reads a problem without a kernel, with the reason."""
         fields = self.fields(value, path, _UNSERVED)
         key, problem = self.problem(fields, path)
         reason = self.text(fields["reason"], f"{path}.reason")

@@ -21,6 +21,18 @@ from .workspace import TileWorkspace
 
 def encode_header(header: Header) -> bytes:
     """Returns a header as canonical JSON in version `FORMAT_VERSION`."""
+    document = facts_json(header)
+    document["kernels"] = [kernel_json(kernel) for kernel in header.kernels]
+    document["rankings"] = [ranking_json(ranking) for ranking in header.rankings]
+    if header.unserved:
+        document["unserved"] = unserved_json(header.unserved)
+    if header.failures:
+        document["failures"] = [asdict(failure) for failure in header.failures]
+    return canonical_json(document)
+
+
+def facts_json(header: Header) -> dict[str, Any]:
+    """Returns the header's JSON without the lists that grow with its kernels and problems."""
     document: dict[str, Any] = {
         "target": asdict(header.target),
         "device": header.device,
@@ -31,20 +43,14 @@ def encode_header(header: Header) -> bytes:
         "dictionary": None
         if header.dictionary is None
         else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
-        "kernels": [_kernel_json(kernel) for kernel in header.kernels],
         "sources": [source_json(source) for source in header.sources],
-        "rankings": [_ranking_json(ranking) for ranking in header.rankings],
         "imports": list(header.imports or ()),
     }
     if header.further_devices:
         document["further_devices"] = list(header.further_devices)
     if header.part_of:
         document["part_of"] = [[whole.build_key, whole.prefix_sha256] for whole in header.part_of]
-    if header.unserved:
-        document["unserved"] = unserved_json(header.unserved)
-    if header.failures:
-        document["failures"] = [asdict(failure) for failure in header.failures]
-    return canonical_json(document)
+    return document
 
 
 def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
@@ -113,7 +119,8 @@ def measured_json(measured: Measured) -> dict[str, Any]:
     return fields
 
 
-def _ranking_json(ranking: Ranking) -> dict[str, Any]:
+def ranking_json(ranking: Ranking) -> dict[str, Any]:
+    """Returns the header's JSON for a ranking."""
     return _without_none(
         {
             "problem": ranking.name,
@@ -140,7 +147,8 @@ def _span_json(span: Span) -> list[int]:
     return [span.offset, span.stored_bytes, span.content_bytes]
 
 
-def _kernel_json(kernel: Kernel) -> dict[str, Any]:
+def kernel_json(kernel: Kernel) -> dict[str, Any]:
+    """Returns the header's JSON for a kernel."""
     facts = kernel.facts()
     del facts["is_deterministic"]
     return _without_none(

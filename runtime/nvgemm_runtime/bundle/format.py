@@ -29,7 +29,10 @@ MAGIC = b"\x89NVGEMM\n"
 FORMAT_VERSION = 2
 """File format version to write, independent of the package version."""
 
-READABLE_VERSIONS = (1, 2)
+PAGED_VERSION = 3
+"""File format version to write if a version 2 header would be longer than `PAGED_ABOVE_BYTES`."""
+
+READABLE_VERSIONS = (1, 2, 3)
 """File format versions that this release reads."""
 
 TILE_WORKSPACE = "tile_workspace"
@@ -46,6 +49,12 @@ MAX_HEADER_BYTES = 16 << 20
 bundle (736 kernels and 4,267 problems for sm_100f) take a 1.06 MB header with estimates, and 1.5 MB
 with each problem measured, ATen and Triton included. The largest single manifest, hgemm-1000, takes
 0.37 MB."""
+PAGED_ABOVE_BYTES = 2 << 20
+"""Longest header in version 2 that is written. The longest of a shipped manifest has 1.5 MB; a
+reader takes about a second for 8 MB."""
+MAX_PAGE_BYTES = 1 << 20
+"""Largest page, stored and decompressed."""
+MAX_PAGE_ENTRIES = 4096
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_DICTIONARY_BYTES = 64 << 20
 MAX_KERNEL_ALIGNMENT_BYTES = 4096
@@ -254,6 +263,8 @@ class Header:
         format_version: File format version.
         further_devices: Other device profiles used in the build, by name.
         part_of: Bundles that this one is a part of, the smallest first.
+        ranked_products: In a part of a header: GPU products with rankings in the whole; None if no
+            ranking is for a further product, and in a whole header.
     """
 
     target: Target
@@ -276,6 +287,7 @@ class Header:
     format_version: int = FORMAT_VERSION
     further_devices: tuple[str, ...] = ()
     part_of: tuple[Whole, ...] = ()
+    ranked_products: frozenset[str] | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -306,7 +318,8 @@ class Header:
 
     def rankings_on(self, gpu: str) -> tuple[Ranking, ...]:
         """Returns the rankings that a GPU product uses, one per problem; see `choose_rankings`."""
-        return choose_rankings(self.rankings, gpu, gpu_of=self.gpu_of)
+        has_own = None if self.ranked_products is None else gpu in self.ranked_products
+        return choose_rankings(self.rankings, gpu, gpu_of=self.gpu_of, has_own=has_own)
 
     def is_complete(self, ranking: Ranking) -> bool:
         """Returns True if building a ranking again would find no further kernel."""

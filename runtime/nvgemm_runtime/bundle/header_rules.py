@@ -50,6 +50,13 @@ Fail = Callable[[str, str], NoReturn]
 def check_header(parts: Parts, fail: Fail, *, body_offset: int, file_bytes: int) -> None:
     """Checks every rule between values that needs no body byte."""
     _check_spans(parts, fail, body_offset, file_bytes)
+    if not parts.kernels:
+        fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
+    check_entries(parts, fail)
+
+
+def check_entries(parts: Parts, fail: Fail) -> None:
+    """Checks every rule between entries, which may be a part of a header's."""
     _check_order(parts, fail)
     _check_rankings(parts, fail)
 
@@ -71,8 +78,6 @@ def _check_spans(parts: Parts, fail: Fail, body_offset: int, file_bytes: int) ->
 
 
 def _check_order(parts: Parts, fail: Fail) -> None:
-    if not parts.kernels:
-        fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
     ids = [kernel.id for kernel in parts.kernels]
     if any(a >= b for a, b in itertools.pairwise(ids)):
         fail("kernel-order", "kernel ids must be unique and sorted")

@@ -250,21 +250,33 @@ _E = TypeVar("_E", bound=_Entry)
 
 
 def choose_rankings(
-    rankings: Sequence[_E], gpu: str, *, gpu_of: Callable[[_E], str]
+    rankings: Sequence[_E],
+    gpu: str,
+    *,
+    gpu_of: Callable[[_E], str],
+    has_own: bool | None = None,
 ) -> tuple[_E, ...]:
     """Chooses a ranking per problem for a GPU product: its own, else the first product's.
 
     A product with its own rankings does not use another product's measurements at undeclared sizes.
     If no ranking is further, all are used.
+
+    Args:
+        rankings: Rankings, in header order.
+        gpu: GPU product.
+        gpu_of: Returns a ranking's product.
+        has_own: True if the bundle has rankings for the product; None if ``rankings`` are all.
     """
-    if not any(ranking.is_further for ranking in rankings):
+    if has_own is None and not any(ranking.is_further for ranking in rankings):
         return tuple(rankings)
     own_problems = {ranking.problem for ranking in rankings if gpu_of(ranking) == gpu}
+    if has_own is None:
+        has_own = bool(own_problems)
     chosen: dict[Problem, _E] = {}
     for ranking in rankings:
         if gpu_of(ranking) == gpu:
             chosen[ranking.problem] = ranking
-        elif ranking.problem not in own_problems and (ranking.is_declared or not own_problems):
+        elif ranking.problem not in own_problems and (ranking.is_declared or not has_own):
             current = chosen.get(ranking.problem)
             if current is None or (current.is_further and not ranking.is_further):
                 chosen[ranking.problem] = ranking

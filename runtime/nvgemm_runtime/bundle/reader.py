@@ -17,6 +17,7 @@ from .decode import decode_header
 from .format import (
     MAGIC,
     MAX_HEADER_BYTES,
+    PAGED_VERSION,
     PREFIX,
     READABLE_VERSIONS,
     Dictionary,
@@ -26,6 +27,8 @@ from .format import (
     UnknownKernel,
     sha256_hex,
 )
+from .paging.paged_header import PagedHeader, Root, decode_root
+from .paging.whole_header import read_whole
 
 _CHUNK_BYTES = 1 << 20
 
@@ -48,15 +51,16 @@ def file_identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 class Bundle:
-    """Open bundle whose header keeps every FORMAT.md rule.
+    """Open bundle that keeps every FORMAT.md rule which its format version has at opening.
 
     The file stays open, so replacing it on disk does not change what this object reads. Safe to use
     from several threads.
 
     Attributes:
         path: Path at opening.
-        header: Validated header.
         prefix: The open file's first bytes, up to the header, which hold the header's digest.
+        facts: Header facts; without kernels and rankings if `is_paged`.
+        is_paged: True if kernels and rankings are in pages, which are checked when they are read.
         file_bytes: File length.
         identity: The open file's device, inode and modification time.
     """
@@ -83,7 +87,11 @@ class Bundle:
             raise StorageError(f"{self.path}: not a regular file; name a bundle")
         self.file_bytes = status.st_size
         self.identity = file_identity(status)
-        self.header, self._body_offset = self._read_header()
+        read = self._read_header()
+        self._root = read if isinstance(read, Root) else None
+        self._header = None if isinstance(read, Root) else read
+        self.facts = read.facts if isinstance(read, Root) else read
+        self.is_paged = self._root is not None
 
     def __enter__(self) -> Bundle:
         return self
@@ -99,6 +107,23 @@ class Bundle:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    @property
+    def header(self) -> Header:
+        """Whole header; all pages of a paged one are read and checked the first time.
+
+        Raises:
+            BundleFormatError: If a page breaks a rule in FORMAT.md.
+            StorageError: If the file cannot be read.
+        """
+        if self._header is None:
+            assert self._root is not None
+            self._header = read_whole(self._root, PagedHeader(self._read, self._root))
+        return self._header
+
+    def pages(self) -> PagedHeader | None:
+        """Returns look-ups that read no more pages than they need; None if not `is_paged`."""
+        return None if self._root is None else PagedHeader(self._read, self._root)
 
     def payload(self, kernel: Kernel | UnknownKernel) -> bytes:
         """Decompresses a kernel and checks its digest.
@@ -118,17 +143,19 @@ class Bundle:
         return content
 
     def check_body(self) -> None:
-        """Checks the digest over everything after the header.
+        """Checks the digests over everything after the header or root.
 
         Raises:
-            BundleFormatError: If a body byte was changed.
+            BundleFormatError: If a byte there was changed.
         """
+        if self._root is not None:
+            PagedHeader(self._read, self._root).check_pages()
         digest = hashlib.sha256()
         for chunk in self._chunks(self._body_offset):
             digest.update(chunk)
-        if (observed := digest.hexdigest()) != self.header.body_sha256:
+        if (observed := digest.hexdigest()) != self.facts.body_sha256:
             self._fail(
-                "body-digest", f"the body's sha256 is {observed}, must be {self.header.body_sha256}"
+                "body-digest", f"the body's sha256 is {observed}, must be {self.facts.body_sha256}"
             )
 
     def content(self) -> bytes:
@@ -153,8 +180,8 @@ class Bundle:
             self._fail("truncated", f"{len(data)} bytes at byte {offset}, {size_bytes} expected")
         return data
 
-    def _read_header(self) -> tuple[Header, int]:
-        """Returns the header, and the body's offset."""
+    def _read_header(self) -> Header | Root:
+        """Returns the header, or the root of one in pages."""
         if self.file_bytes < PREFIX.size:
             self._fail("truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}")
         self.prefix = self._read(0, PREFIX.size)
@@ -162,7 +189,7 @@ class Bundle:
         if magic != MAGIC:
             self._fail("magic", f"the file starts with {magic!r}, a bundle with {MAGIC!r}")
         if version not in READABLE_VERSIONS:
-            known = " and ".join(map(str, READABLE_VERSIONS))
+            known = ", ".join(map(str, READABLE_VERSIONS))
             self._fail(
                 "version", f"format version {version}; this release reads {known}; {UPGRADE}"
             )
@@ -176,23 +203,29 @@ class Bundle:
         data = self._read(PREFIX.size, header_bytes)
         if sha256_hex(data) != digest.hex():
             self._fail("header-digest", "the header's sha256 differs from the one before it")
-        header = decode_header(
+        self._body_offset = body_offset
+        if version == PAGED_VERSION:
+            root = decode_root(
+                data, where=str(self.path), root_end=body_offset, file_bytes=self.file_bytes
+            )
+            self._body_offset = root.body_offset
+            return root
+        return decode_header(
             data,
             where=str(self.path),
             version=version,
             body_offset=body_offset,
             file_bytes=self.file_bytes,
         )
-        return header, body_offset
 
     def _decompressor(self) -> zstandard.ZstdDecompressor:
         # One per thread: a ZstdDecompressor must not be used by two threads at once.
         decompressor: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
         if decompressor is None:
-            if self.header.dictionary is not None:
+            if self.facts.dictionary is not None:
                 with _dictionary_lock:
                     if self._dictionary is None:
-                        self._dictionary = self._load_dictionary(self.header.dictionary)
+                        self._dictionary = self._load_dictionary(self.facts.dictionary)
             decompressor = zstandard.ZstdDecompressor(dict_data=self._dictionary)
             self._local.decompressor = decompressor
         return decompressor

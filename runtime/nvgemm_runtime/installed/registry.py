@@ -9,18 +9,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..bundle.confirmations import Confirmations
-from ..bundle.format import Kernel
+from ..bundle.format import Header, Kernel
+from ..bundle.paging.paged_header import PagedHeader
 from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError, StorageError, count_text
 from ..gemm.problem import Problem
+from ..matching.combined.layered_index import LayeredIndex
+from ..matching.combined.paged_index import PagedIndex
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
 from ..matching.index import Index
-from ..matching.layered_index import LayeredIndex
 from ..matching.matches import BundleView, newest_compiler_first
 from ..matching.refusals import (
     describe_fault,
@@ -35,6 +38,9 @@ from .discover import BundleFile, find_bundles
 from .jit_cache import find_user_bundles, user_bundle_origin
 
 _log = logging.getLogger(__name__)
+
+AnyIndex = Index | PagedIndex | LayeredIndex
+"""Index over all bundles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +73,17 @@ class FoundBundle:
         """Returns the reason that a device cannot run its kernels, or None."""
         if self.bundle is None:
             return self.problem
+        if (pages := self.bundle.pages()) is not None:
+            try:
+                return _paged_refusal(pages, facts)
+            except NvgemmError as error:  # a page is damaged
+                return str(error)
         header = self.bundle.header
         reason = refusal(header, facts)
         if reason is None:
             reasons = kernel_refusals(header, facts)
             if None not in reasons:
-                count = count_text(len(reasons), "kernel")
-                distinct_reasons = "; ".join(map(str, dict.fromkeys(reasons)))
-                reason = f"none of its {count} can be launched: {distinct_reasons}"
+                reason = _none_can_be_launched(len(reasons), dict.fromkeys(map(str, reasons)))
         return reason
 
 
@@ -97,8 +106,9 @@ class Installation:
         self._logged: set[str] = set()
         self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
         self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
-        self._shipped_indexes: dict[DeviceFacts, Index] = {}
-        self._indexes: dict[DeviceFacts, Index | LayeredIndex] = {}
+        self._found_kernels: dict[str, tuple[Bundle, Kernel]] = {}
+        self._shipped_indexes: dict[DeviceFacts, Index | PagedIndex] = {}
+        self._indexes: dict[DeviceFacts, AnyIndex] = {}
 
     def renew_lock(self) -> None:
         """Replaces the lock in a forked child, where its holder may be a thread that is gone."""
@@ -142,9 +152,7 @@ class Installation:
             if confirmed.confirmations is not None
         ]
 
-    def index(
-        self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
-    ) -> Index | LayeredIndex:
+    def index(self, facts: DeviceFacts, *, without: Collection[Bundle] = ()) -> AnyIndex:
         """Returns the kernels that a device can run, leaving out the ``without`` bundles."""
         cached = self._indexes.get(facts)
         if cached is not None and not without:
@@ -182,7 +190,7 @@ class Installation:
                 return  # the first search will read them
             previous, self._user_bundles = self._user_bundles, self._open_user_bundles()
             self._indexes = {}
-            self._kernels = None
+            self._kernels, self._found_kernels = None, {}
             self.generation += 1
             # Code that was offered an evicted kernel may still need it.
             replaced = self._replaced | {entry[1].id: entry for entry in _kernel_entries(previous)}
@@ -204,7 +212,8 @@ class Installation:
                 return False
             self._shipped = _mark_unusable(self.shipped_bundles(), (bundle,), problem)
             self._user_bundles = _mark_unusable(self._user_bundles, (bundle,), problem)
-            self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
+            self._shipped_indexes, self._indexes = {}, {}
+            self._kernels, self._found_kernels = None, {}
             self.generation += 1
             self._warn("bundle", affected.origin, problem)
             return True
@@ -212,14 +221,16 @@ class Installation:
     def user_bundle_problems(self, kernel_id: str) -> tuple[Problem, ...]:
         """Returns the problems in user bundles that a kernel is ranked for."""
         with self._lock:
-            headers = [
-                user_bundle.bundle.header
+            user_bundles = [
+                user_bundle.bundle
                 for user_bundle in self._user_bundles
                 if user_bundle.bundle is not None
             ]
+        headers = (_ranking_header(bundle, kernel_id) for bundle in user_bundles)
         return tuple(
             ranking.problem
             for header in headers
+            if header is not None
             for ranking in header.rankings
             if any(header.kernels[ranked.kernel].id == kernel_id for ranked in ranking.kernels)
         )
@@ -278,25 +289,97 @@ class Installation:
             self._logged.add(problem)
             _log.warning("%s left out (%s): %s", kind, origin, problem)
 
-    def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
-        """Returns every kernel in every usable bundle, by id, with the first bundle that holds it.
+    def kernel(self, kernel_id: str) -> tuple[Bundle, Kernel] | None:
+        """Returns a kernel and the first usable bundle that holds it, or None.
 
         An entry that this release can launch comes before one that it cannot, and a bundle for this
-        process before one for another platform or CUDA version.
+        process before one for another platform or CUDA version. A bundle whose pages cannot be read
+        has no kernels.
         """
+        with self._lock:
+            if not any(
+                bundle_file.bundle is not None and bundle_file.bundle.is_paged
+                for bundle_file in self.bundles()
+            ):
+                return self.kernels().get(kernel_id)
+            if kernel_id not in self._found_kernels:
+                entries = self._find_kernel(kernel_id)
+                found = min(entries, key=_entry_order(), default=self._replaced.get(kernel_id))
+                if found is None:
+                    return None
+                self._found_kernels[kernel_id] = found
+            return self._found_kernels[kernel_id]
+
+    def _find_kernel(self, kernel_id: str) -> list[tuple[Bundle, Kernel]]:
+        entries: list[tuple[Bundle, Kernel]] = []
+        for bundle_file in self.bundles():
+            if bundle_file.bundle is None:
+                continue
+            try:
+                kernel = _kernel_in(bundle_file.bundle, kernel_id)
+            except NvgemmError as error:
+                self._warn("bundle", bundle_file.origin, str(error))
+                continue
+            if kernel is not None:
+                entries.append((bundle_file.bundle, kernel))
+        return entries
+
+    def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
+        """Returns every kernel in every usable bundle, by id; see `kernel`."""
         with self._lock:
             if self._kernels is None:
                 entries = _kernel_entries(self.bundles())
-                platform, cuda = host_platform(), torch_cuda()
-                entries.sort(
-                    key=lambda entry: (
-                        unlaunchable(entry[1]) is not None,
-                        process_refusal(entry[0].header.target, platform, cuda) is not None,
-                    )
-                )
+                entries.sort(key=_entry_order())
                 by_id = {entry[1].id: entry for entry in reversed(entries)}
                 self._kernels = {**self._replaced, **by_id}
             return self._kernels
+
+
+def _entry_order() -> Callable[[tuple[Bundle, Kernel]], tuple[bool, bool]]:
+    """Returns the sort key for a kernel's entries; the first is used."""
+    platform, cuda = host_platform(), torch_cuda()
+    return lambda entry: (
+        unlaunchable(entry[1]) is not None,
+        process_refusal(entry[0].facts.target, platform, cuda) is not None,
+    )
+
+
+def _kernel_in(bundle: Bundle, kernel_id: str) -> Kernel | None:
+    """Returns a bundle's kernel by id, or None."""
+    pages = bundle.pages()
+    if pages is not None:
+        return pages.kernel(kernel_id)
+    kernels = bundle.header.kernels  # sorted by id
+    index = bisect_left(kernels, kernel_id, key=lambda kernel: kernel.id)
+    is_found = index < len(kernels) and kernels[index].id == kernel_id
+    return kernels[index] if is_found else None
+
+
+def _ranking_header(bundle: Bundle, kernel_id: str) -> Header | None:
+    """Returns a header with all rankings that may name a kernel; None without the kernel."""
+    pages = bundle.pages()
+    if pages is None:
+        return bundle.header
+    kernel = pages.kernel(kernel_id)
+    return None if kernel is None else pages.signature(kernel.signature)
+
+
+def _paged_refusal(pages: PagedHeader, facts: DeviceFacts) -> str | None:
+    """Returns the reason that a device cannot run kernels in pages; reads until one can."""
+    reason = refusal(pages.facts, facts)
+    if reason is not None:
+        return reason
+    reasons: list[str] = []
+    for kernel in pages.kernels():
+        (why,) = kernel_refusals(replace(pages.facts, kernels=(kernel,)), facts)
+        if why is None:
+            return None
+        reasons.append(why)
+    return _none_can_be_launched(len(reasons), dict.fromkeys(reasons))
+
+
+def _none_can_be_launched(count: int, reasons: Iterable[str]) -> str:
+    return f"none of its {count_text(count, 'kernel')} can be launched: {'; '.join(reasons)}"
 
 
 def _mark_unusable(
@@ -311,8 +394,8 @@ def _mark_unusable(
 
 
 def _add_user_bundles(
-    shipped: Index, user_bundles: tuple[FoundBundle, ...], facts: DeviceFacts
-) -> Index | LayeredIndex:
+    shipped: Index | PagedIndex, user_bundles: tuple[FoundBundle, ...], facts: DeviceFacts
+) -> AnyIndex:
     return (
         LayeredIndex(shipped, _index_of(user_bundles, facts, from_jit=True))
         if user_bundles
@@ -326,13 +409,15 @@ def _index_of(
     *,
     from_jit: bool = False,
     confirmations: Sequence[Confirmations] = (),
-) -> Index:
+) -> Index | PagedIndex:
+    bundles = tuple(bundles)
     views = newest_compiler_first(
         BundleView(
             name=bundle_file.name,
-            header=bundle_file.bundle.header,
+            header=bundle_file.bundle.facts,
             origin=bundle_file.origin,
             opened=bundle_file.bundle,
+            pages=bundle_file.bundle.pages(),
         )
         for bundle_file in bundles
         if bundle_file.bundle is not None
@@ -342,7 +427,8 @@ def _index_of(
         for bundle_file in bundles
         if bundle_file.bundle is None
     ]
-    return Index(
+    kind = Index if all(view.pages is None for view in views) else PagedIndex
+    return kind(
         views,
         facts,
         unusable,

@@ -301,7 +301,7 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
         mark_used(problem)
     if entry is not None:
         bundle, kernel = entry
-        reason = refusal(bundle.header, facts)
+        reason = refusal(bundle.facts, facts)
         reason = reason or timing_refusal(kernel, facts.wants_determinism)
         if reason is not None:
             raise NoKernelError(reason, (reason,))
@@ -311,15 +311,15 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
 def why_for_another_device(kernel_id: str, facts: DeviceFacts) -> str | None:
     """Returns why a kernel is for another device; None if it is not, or not found."""
     entry = _find_kernel(kernel_id)
-    return None if entry is None else device_refusal(entry[0].header.target, facts)
+    return None if entry is None else device_refusal(entry[0].facts.target, facts)
 
 
 def _find_kernel(kernel_id: str) -> tuple[Bundle, Kernel] | None:
     """Returns the kernel that code was compiled for, and its bundle; None if not found."""
-    if kernel_id not in INSTALLATION.kernels():
+    if INSTALLATION.kernel(kernel_id) is None:
         # Another process may have compiled it since: its graph is in torch's cache.
         INSTALLATION.refresh_user_bundles()
-    return INSTALLATION.kernels().get(kernel_id)
+    return INSTALLATION.kernel(kernel_id)
 
 
 def _device_facts(device: torch.device | None) -> DeviceFacts:
@@ -365,7 +365,7 @@ def report_cpp_failure(kernel_id: str, kind: str, message: str) -> None:
     if kind == "OutOfMemoryError":
         _log.warning("%s; ATen computes this GEMM", message)
         return
-    entry = INSTALLATION.kernels().get(kernel_id)
+    entry = INSTALLATION.kernel(kernel_id)
     origins = [
         installed.origin
         for installed in INSTALLATION.bundles()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
+from ..bundle.reader import Bundle
 from ..errors import NoKernelError
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
@@ -216,9 +217,20 @@ def _expert_kernels(facts: DeviceFacts) -> Iterator[str]:
     """Yields the first-ranked kernel's id for each expert problem in every usable bundle."""
     for installed in INSTALLATION.shipped_bundles():
         if installed.bundle is not None and installed.refusal(facts) is None:
-            header = installed.bundle.header
-            reasons = kernel_refusals(header, facts)
-            yield from _first_ranked(header, facts, reasons, of_experts=True)
+            for header in _expert_headers(installed.bundle):
+                reasons = kernel_refusals(header, facts)
+                yield from _first_ranked(header, facts, reasons, of_experts=True)
+
+
+def _expert_headers(bundle: Bundle) -> Iterator[Header]:
+    """Yields headers with all expert problems; of one in pages, only their parts."""
+    pages = bundle.pages()
+    if pages is None:
+        yield bundle.header
+        return
+    for signature in pages.signatures():
+        if signature.op.is_moe:
+            yield pages.signature(signature)
 
 
 def _first_ranked(
@@ -253,7 +265,7 @@ def _is_built_from(installed: FoundBundle, manifest: str) -> bool:
     """Returns True if a bundle was built from a manifest, by its wheel or file name."""
     name = canonical_name(manifest)
     if installed.bundle is not None:
-        file = f"{name}-{canonical_name(installed.bundle.header.target.key)}"
+        file = f"{name}-{canonical_name(installed.bundle.facts.target.key)}"
         if canonical_name(installed.path.stem) == file:
             return True
     return canonical_name(installed.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{name}"

@@ -184,14 +184,14 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     if loaded is not None:
         return loaded
     default_mode()
-    entry = INSTALLATION.kernels().get(kernel_id)
+    entry = INSTALLATION.kernel(kernel_id)
     if entry is None:
         raise NoKernelError(
             f"no installed bundle holds kernel {kernel_id[:12]}; install the kernel wheel it came "
             "from"
         )
     bundle, kernel = entry
-    reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
+    reason = process_refusal(bundle.facts.target, host_platform(), torch_cuda())
     if reason is not None:
         raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
     return LOADER.load(bundle, kernel)

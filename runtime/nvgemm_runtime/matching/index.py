@@ -141,7 +141,7 @@ class Index:
         indexed = self._sizes if is_compact else self._sizes_with_gaps
         by_alignment = indexed.get(problem.signature)
         if by_alignment is None:
-            reasons = (*self._why_unserved(problem), self._why_no_signature(problem.signature))
+            reasons = (*self.why_unserved(problem), self._why_no_signature(problem.signature))
             return Miss(reasons=(*reasons, *self.refusals))
         for needed, sizes in by_alignment:
             if needed <= alignment_bytes:
@@ -157,10 +157,7 @@ class Index:
                     )
                 kernels = _with_small_workspaces(kernels, problem)
                 return self._match_with(Basis.SIGNATURE, around.nearest, kernels)
-        reason = (
-            f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
-            f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
-        )
+        reason = why_misaligned(problem.signature, alignment_bytes, by_alignment[-1][0])
         return Miss(reasons=(reason, *self.refusals))
 
     def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
@@ -309,7 +306,11 @@ class Index:
             return ""
         return conditions.date
 
-    def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
+    def serves(self, signature: Signature) -> bool:
+        """Returns True if a kernel with a signature is ranked."""
+        return signature in self._sizes
+
+    def why_unserved(self, problem: Problem) -> tuple[str, ...]:
         """Returns why the build made no kernel for a problem, or for another with its signature."""
         if problem in self._unserved:
             bundle, why = self._unserved[problem]
@@ -329,17 +330,10 @@ class Index:
 
     def _why_no_signature(self, signature: Signature) -> str:
         if signature in self._sizes:
-            return (
-                f"a, b or the result has gaps between rows or matrices, and the kernels for "
-                f"{signature.key} take none; make copies in the same layout"
-            )
+            return why_gaps(signature)
         if self._sizes:
-            return f"no bundled kernel computes {signature.key} (bundled: {self._bundled})"
-        if self.refusals or self.bundles:
-            return f"no bundle serves this device ({describe_device(self.facts)})"
-        return (
-            "no bundle is installed: install a kernel wheel, or name bundles in NVGEMM_AOT_BUNDLES"
-        )
+            return why_not_bundled(signature, self._bundled)
+        return why_no_bundle(self.facts, has_bundles=bool(self.refusals or self.bundles))
 
     @functools.cached_property
     def _bundled(self) -> str:
@@ -355,6 +349,34 @@ def _confirmation(usable: UsableRanking) -> ConfirmedMeasured:
 def all_but_m(problem: Problem) -> Hashable:
     """Returns the key that all problems in one dispatch table share."""
     return problem.signature, problem.n, problem.k, problem.batch, problem.groups
+
+
+def why_misaligned(signature: Signature, alignment_bytes: int, needed_bytes: int) -> str:
+    """Returns the reason to serve no operands with less than the needed alignment."""
+    return (
+        f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
+        f"strides), the kernels for {signature.key} need {needed_bytes}"
+    )
+
+
+def why_gaps(signature: Signature) -> str:
+    """Returns the reason to serve no operands with gaps."""
+    return (
+        f"a, b or the result has gaps between rows or matrices, and the kernels for "
+        f"{signature.key} take none; make copies in the same layout"
+    )
+
+
+def why_not_bundled(signature: Signature, bundled: str) -> str:
+    """Returns the reason to serve no problem with a signature; ``bundled`` has the others."""
+    return f"no bundled kernel computes {signature.key} (bundled: {bundled})"
+
+
+def why_no_bundle(facts: DeviceFacts, *, has_bundles: bool) -> str:
+    """Returns the reason to serve nothing on a device."""
+    if has_bundles:
+        return f"no bundle serves this device ({describe_device(facts)})"
+    return "no bundle is installed: install a kernel wheel, or name bundles in NVGEMM_AOT_BUNDLES"
 
 
 def _declared_by(header: Header) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..bundle.format import Header, Kernel
+from ..bundle.paging.paged_header import PagedHeader
 from ..bundle.ranking_entries import Measured, RankingSource
 from ..bundle.reader import Bundle
 from ..gemm.problem import Problem
@@ -19,15 +20,17 @@ class BundleView:
 
     Attributes:
         name: Name in messages.
-        header: Bundle header.
+        header: Bundle header; without kernels and rankings if there are ``pages``.
         origin: Source of the bundle: installed, named by the user or cached.
         opened: Open bundle, if its kernels are to be loaded.
+        pages: Look-ups in a header in pages; None for a whole header.
     """
 
     name: str
     header: Header
     origin: str = ""
     opened: Bundle | None = None
+    pages: PagedHeader | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

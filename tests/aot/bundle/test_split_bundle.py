@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from nvgemm_aot.bundle import writer
 from nvgemm_aot.bundle.compression import compress_quickly
 from nvgemm_aot.bundle.parts.copied_frames import OpenedBundle, open_whole
 from nvgemm_aot.bundle.parts.merge_bundles import SPLIT, Merged, merge_bundles
 from nvgemm_aot.bundle.parts.split_bundle import Part, split_below, split_into
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.join_rankings import joining
+from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError
 from nvgemm_runtime.matching.index import all_but_m
@@ -139,3 +141,18 @@ def test_more_parts_than_rows_are_refused(whole: OpenedBundle) -> None:
 def test_a_row_larger_than_the_size_is_refused_by_name(whole: OpenedBundle) -> None:
     with pytest.raises(PackagingError, match=r"mm/.*/m1n\d+k1024 and all other m .* at most 999"):
         split_below(whole, 999)
+
+
+@pytest.mark.parametrize("parts_are_paged", [False, True])
+def test_parts_of_a_bundle_in_pages_are_the_original_again(
+    whole: OpenedBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts_are_paged: bool
+) -> None:
+    header_bytes = len(encode_header(whole.header))
+    monkeypatch.setattr(writer, "PAGED_ABOVE_BYTES", 0 if parts_are_paged else header_bytes - 1)
+    paged = tmp_path / "paged.nvgemm"
+    write_bundle(paged, varied_content())
+    assert opened(paged).bundle.is_paged
+    paths = write(tmp_path, split_into(opened(paged), 3))
+    assert [opened(path).bundle.is_paged for path in paths] == [parts_are_paged] * 3
+    merged = merge(*reversed(paths))
+    assert (merged.equals, merged.data) == (SPLIT, paged.read_bytes())

@@ -23,8 +23,8 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.installed import registry as installation_module
 from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.matching.combined.layered_index import LayeredIndex
 from nvgemm_runtime.matching.index import Index
-from nvgemm_runtime.matching.layered_index import LayeredIndex
 from nvgemm_runtime.matching.matches import Match, Miss
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200

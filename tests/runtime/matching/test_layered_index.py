@@ -8,8 +8,8 @@ import pytest
 
 from matching_headers import found, header, problem, reasons
 from nvgemm_runtime.gemm.problem import DType
+from nvgemm_runtime.matching.combined.layered_index import LayeredIndex
 from nvgemm_runtime.matching.index import Index
-from nvgemm_runtime.matching.layered_index import LayeredIndex
 from nvgemm_runtime.matching.matches import Basis, BundleView
 from synthetic_content import SIGNATURE
 from synthetic_facts import B200, H200

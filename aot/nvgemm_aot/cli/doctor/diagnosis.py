@@ -8,6 +8,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -120,7 +121,7 @@ def diagnose() -> Document:
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
     if driver and cuda and not devices and not too_old:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
-    found_bundles = _attempt(INSTALLATION.bundles, problems)
+    found_bundles = _attempt(_readable_bundles, problems)
     policy = _attempt(current_policy, problems)
     bundles = [
         {
@@ -258,6 +259,19 @@ def _gpus() -> tuple[DeviceFacts, ...]:
     import torch
 
     return tuple(device_facts("cuda", index) for index in range(torch.cuda.device_count()))
+
+
+def _readable_bundles() -> list[FoundBundle]:
+    """Returns all bundles; one whose pages are damaged has that as its problem."""
+    bundles = []
+    for entry in INSTALLATION.bundles():
+        try:
+            if entry.bundle is not None:
+                entry.bundle.header  # noqa: B018  # reads the pages
+        except NvgemmError as error:
+            entry = replace(entry, bundle=None, problem=str(error))
+        bundles.append(entry)
+    return bundles
 
 
 def _bundle_document(

@@ -104,13 +104,13 @@ class KernelLoader:
             raise NoKernelError(f"{name}: {reason}", (reason,))
         convention = parse_calling_convention(kernel.calling_convention)
         assert convention is not None  # checked by unlaunchable()
-        target = bundle.header.target
+        target = bundle.facts.target
         if bundle not in self._provided:
-            require_libraries(bundle.header)
+            require_libraries(bundle.facts)
             self._provided.add(bundle)
         library = None if target.arch == CPU else find_runtime_library(target.cuda)
         if library is not None:  # only CPU kernels have none, see require_libraries
-            reason = imports_refusal(bundle.header, kernel, library, find_ffi_exports())
+            reason = imports_refusal(bundle.facts, kernel, library, find_ffi_exports())
             if reason is not None:
                 raise DriverError(f"{name}: {reason}")
         launcher = native.load()

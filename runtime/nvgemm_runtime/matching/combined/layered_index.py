@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..gemm.problem import Problem
-from .index import Index
-from .matches import Match, Miss
-from .usable_rankings import UsableRanking
+from ...gemm.problem import Problem
+from ..index import Index
+from ..matches import Match, Miss
+from ..usable_rankings import UsableRanking
+from .paged_index import PagedIndex
 
 
 class LayeredIndex:
@@ -17,7 +18,7 @@ class LayeredIndex:
     installed bundles come first.
     """
 
-    def __init__(self, shipped: Index, cached: Index) -> None:
+    def __init__(self, shipped: Index | PagedIndex, cached: Index | PagedIndex) -> None:
         self._layers = (shipped, cached)
 
     def match(

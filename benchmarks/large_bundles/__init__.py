@@ -1,0 +1,1 @@
+"""Opening large bundles and looking a problem up, in fresh processes."""

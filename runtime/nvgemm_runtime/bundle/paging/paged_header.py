@@ -1,0 +1,478 @@
+"""Header in pages: reads, checks and decodes only the entries that a look-up needs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import zstandard
+
+from ...gemm.problem import Problem, Signature
+from ..decode import FACTS, HeaderDecoder
+from ..format import (
+    PAGED_VERSION,
+    Header,
+    Kernel,
+    Span,
+    UnknownKernel,
+)
+from ..header_rules import Parts, check_entries
+from ..ranking_entries import Ranking, UnknownEntry
+from ..unknown_parts import separate_unknown_entries
+from .tables import (
+    FAILURES,
+    KERNELS,
+    RANKINGS,
+    ROWS,
+    UNSERVED,
+    SignatureRows,
+    Sizes,
+    Table,
+    Tables,
+    TablesDecoder,
+    pages_of,
+    row_sizes,
+)
+
+T = TypeVar("T")
+
+Read = Callable[[int, int], bytes]
+"""Reads bytes from a file, at an offset."""
+
+_ROW_MEMBERS = 7
+
+_ROOT = FACTS | {"imports", "pages", "signatures"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Problems that differ in m alone.
+
+    Attributes:
+        position: Position among all rows.
+        sizes: Sizes that they share.
+        rankings: Positions of their rankings.
+        unserved: Positions of their entries in ``unserved``.
+    """
+
+    position: int
+    sizes: Sizes
+    rankings: range
+    unserved: range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """Checked root.
+
+    Attributes:
+        facts: Header without entries.
+        sources: Sources as in the root; for an unknown source, the reason.
+        tables: Pages.
+        decoder: Decoder for entries.
+        file_bytes: File length.
+    """
+
+    facts: Header
+    parts: Parts
+    tables: Tables
+    decoder: HeaderDecoder
+    file_bytes: int
+
+    @property
+    def body_offset(self) -> int:
+        """First byte behind the pages."""
+        return self.tables.tables[ROWS].offsets[-1]
+
+
+def decode_root(data: bytes, *, where: str, root_end: int, file_bytes: int) -> Root:
+    """Reads a root and checks every rule that needs no page.
+
+    Args:
+        data: Root, whose digest was already checked.
+        where: File name, for messages.
+        root_end: First byte behind it.
+        file_bytes: File length.
+
+    Raises:
+        BundleFormatError: Naming the broken rule, the observed value and the allowed one.
+    """
+    decoder = HeaderDecoder(where, PAGED_VERSION)
+    top = decoder.document(data)
+    decoder.fields(top, "header", _ROOT)
+    tables = TablesDecoder(where).tables(top, root_end)
+    body_offset = tables.tables[ROWS].offsets[-1]
+    if body_offset > file_bytes:
+        decoder.fail("spans-tile", f"pages end at byte {body_offset}, the file at {file_bytes}")
+    decoder = HeaderDecoder(where, PAGED_VERSION, spans_from=body_offset)
+    lists: dict[str, Any] = {"kernels": [], "rankings": [], "unserved": [], "failures": []}
+    parts = decoder.parts({**top, **lists})
+    facts = separate_unknown_entries(decoder.facts(top, parts), parts)
+    return Root(
+        facts=replace(facts, ranked_products=tables.products),
+        parts=parts,
+        tables=tables,
+        decoder=decoder,
+        file_bytes=file_bytes,
+    )
+
+
+class PagedHeader:
+    """Look-ups in a header in pages. Safe to use from several threads.
+
+    Every method raises `BundleFormatError` if a page breaks a rule, and `StorageError` if it cannot
+    be read.
+
+    Attributes:
+        facts: Header without entries.
+    """
+
+    def __init__(self, read: Read, root: Root) -> None:
+        self.facts = root.facts
+        self._read = read
+        self._root = root
+        self._tables = root.tables
+        self._decoder = root.decoder
+        self._kernels: dict[int, Kernel | UnknownKernel] = {}
+        self._row_values: dict[int, list[list[int]]] = {}
+
+    def signatures(self) -> tuple[Signature, ...]:
+        """Returns the ranked signatures that this release knows."""
+        return tuple(
+            known
+            for text, rows in self._tables.signatures.items()
+            if rows.alignment_bytes is not None and (known := _parse_signature(text))
+        )
+
+    def least_alignment(self, signature: Signature, is_compact: bool) -> int | None:
+        """Returns an alignment in bytes that every ranked kernel with a signature needs.
+
+        None if no ranked kernel has the signature, or takes operands with gaps if
+        ``is_compact`` is False.
+        """
+        rows = self._tables.rows_of(signature)
+        return None if rows is None else rows.alignment(is_compact)
+
+    def rows_below(self, signature: Signature, n: int) -> Iterator[Sizes]:
+        """Yields the sizes of a signature's ranked rows with smaller n, the largest first."""
+        rows = self._tables.rows_of(signature)
+        if rows is None:
+            return
+        first, _ = self._row_pages(rows)
+        for page in range(self._tables.row_page(rows, (n, 0, 0)), first - 1, -1):
+            values = self._rows_in(page, rows)
+            yield from (_sizes(value) for _, value in reversed(values) if value[0] < n and value[4])
+
+    def rows_above(self, signature: Signature, n: int) -> Iterator[Sizes]:
+        """Yields the sizes of a signature's ranked rows with n or more, the smallest first."""
+        rows = self._tables.rows_of(signature)
+        if rows is None:
+            return
+        _, last = self._row_pages(rows)
+        for page in range(self._tables.row_page(rows, (n, 0, 0)), last + 1):
+            values = self._rows_in(page, rows)
+            yield from (_sizes(value) for _, value in values if value[0] >= n and value[4])
+
+    def row(self, signature: Signature, sizes: Sizes, kernel_ids: Iterable[str] = ()) -> Header:
+        """Returns the part of the header for a signature's problems with these sizes and any m.
+
+        The part also has the known kernels among ``kernel_ids``.
+        """
+        row = self._find_row(signature, sizes)
+        return self._part([] if row is None else [row], signature, kernel_ids)
+
+    def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:
+        """Returns the part of the header for a signature's problems; see `row`."""
+        return self._part(self._signature_rows(signature), signature, kernel_ids)
+
+    def unserved(self, signature: Signature) -> Header:
+        """Returns the part of the header for a signature's problems without a kernel."""
+        rows = self._signature_rows(signature)
+        return self._part([replace(row, rankings=range(0)) for row in rows], signature, ())
+
+    def kernel(self, kernel_id: str) -> Kernel | None:
+        """Returns a kernel by id; None if the bundle has none that this release knows."""
+        position = self._position(kernel_id)
+        if position is None:
+            return None
+        kernel = self._kernels_at([position])[0]
+        return kernel if isinstance(kernel, Kernel) else None
+
+    def kernels(self) -> Iterator[Kernel]:
+        """Yields the known kernels, one page after the other."""
+        for position in range(self._tables.tables[KERNELS].count):
+            kernel = self._kernels_at([position])[0]
+            if isinstance(kernel, Kernel):
+                yield kernel
+
+    def entries(self, name: str) -> list[Any]:
+        """Returns all entries of a list, as JSON values."""
+        table = self._tables.tables[name]
+        pages = range(len(table.content_bytes))
+        return [entry for page in pages for entry in self._values(self._lines(table, page), name)]
+
+    def check_pages(self) -> None:
+        """Checks every page's digest and frame."""
+        for table in self._tables.tables.values():
+            for page in range(len(table.content_bytes)):
+                self._lines(table, page)
+
+    def read_rows(self) -> list[Row]:
+        """Returns all rows, in file order."""
+        signatures = self._tables.signatures.values()
+        return [_row(*value) for rows in signatures for value in self._all_rows(rows)]
+
+    def _find_row(self, signature: Signature, sizes: Sizes) -> Row | None:
+        rows = self._tables.rows_of(signature)
+        if rows is None:
+            return None
+        values = self._rows_in(self._tables.row_page(rows, sizes), rows)
+        index = bisect_left(values, list(sizes), key=lambda value: value[1][:3])
+        is_found = index < len(values) and values[index][1][:3] == list(sizes)
+        return _row(*values[index]) if is_found else None
+
+    def _signature_rows(self, signature: Signature) -> list[Row]:
+        return [_row(*value) for value in self._all_rows(self._tables.rows_of(signature))]
+
+    def _all_rows(self, rows: SignatureRows | None) -> list[tuple[int, list[int]]]:
+        """Returns the positions and values of a signature's rows."""
+        if rows is None:
+            return []
+        first, last = self._row_pages(rows)
+        return [row for page in range(first, last + 1) for row in self._rows_in(page, rows)]
+
+    def _row_pages(self, rows: SignatureRows) -> tuple[int, int]:
+        """Returns the first and the last page of a signature's rows."""
+        entries = self._tables.tables[ROWS].entries
+        return rows.first // entries, (rows.end - 1) // entries
+
+    def _rows_in(self, page: int, rows: SignatureRows) -> list[tuple[int, list[int]]]:
+        """Returns the positions and values of a signature's rows in a page."""
+        values = self._row_values.get(page)
+        if values is None:
+            values = self._row_values[page] = self._read_row_values(page)
+        page_begin = page * self._tables.tables[ROWS].entries
+        begin = max(rows.first - page_begin, 0)
+        own = values[begin : rows.end - page_begin]
+        if any(a[:3] >= b[:3] for a, b in itertools.pairwise(own)):
+            self._decoder.fail(
+                "page-order", f"page {page} of rows must be sorted within a signature"
+            )
+        return list(enumerate(own, page_begin + begin))
+
+    def _read_row_values(self, page: int) -> list[list[int]]:
+        table = self._tables.tables[ROWS]
+        name = f"page {page} of rows"
+        values = self._values(self._lines(table, page), name)
+        if not all(type(value) is list and len(value) == _ROW_MEMBERS for value in values):
+            self._decoder.fail("header-field", f"{name} must have lists of {_ROW_MEMBERS}")
+        numbers = list(itertools.chain.from_iterable(values))
+        if set(map(type, numbers)) != {int} or min(numbers) < 0:
+            self._decoder.fail("header-field", f"{name} must have integers of at least 0")
+        ends = (
+            (RANKINGS, max(value[3] + value[4] for value in values)),
+            (UNSERVED, max(value[5] + value[6] for value in values)),
+        )
+        for entries, end in ends:
+            if end > (there := self._tables.tables[entries].count):
+                self._decoder.fail(
+                    "page-rows", f"{name} has {entries} up to {end}, there are {there}"
+                )
+        first_sizes = list(self._tables.first_sizes[page])
+        if values[0][:3] != first_sizes:
+            self._decoder.fail(
+                "page-order", f"{name} begins with {values[0][:3]}, must be {first_sizes}"
+            )
+        return values
+
+    def _part(self, rows: Sequence[Row], signature: Signature, kernel_ids: Iterable[str]) -> Header:
+        decoder = self._decoder
+        rankings = [
+            (row, decoder.ranking(value, f"rankings[{position}]"))
+            for row in rows
+            for position, value in self._entries(RANKINGS, row.rankings)
+        ]
+        unserved = [
+            (row, decoder.unserved_entry(value, f"unserved[{position}]"))
+            for row in rows
+            for position, value in self._entries(UNSERVED, row.unserved)
+        ]
+        for row, ranking in rankings:
+            if isinstance(ranking, Ranking):
+                self._require_row(ranking.problem, row, signature, ranking.name)
+        for row, entry in unserved:
+            if isinstance(entry, tuple):
+                self._require_row(entry[0], row, signature, entry[0].key)
+        ranked = {
+            entry.kernel: ranking.name
+            for _, ranking in rankings
+            if isinstance(ranking, Ranking)
+            for entry in ranking.kernels
+        }
+        missing = {
+            failure: ranking.name
+            for _, ranking in rankings
+            if isinstance(ranking, Ranking)
+            for failure in ranking.missing
+        }
+        self._require_within("ranking-kernels", "kernel", ranked, KERNELS)
+        self._require_within("ranking-missing", "failure", missing, FAILURES)
+        positions = (self._position(kernel_id) for kernel_id in kernel_ids)
+        kernels = sorted({*ranked, *(one for one in positions if one is not None)})
+        failures = sorted(missing)
+        parts = Parts(
+            dictionary=self._root.parts.dictionary,
+            kernels=tuple(self._kernels_at(kernels)),
+            sources=self._root.parts.sources,
+            rankings=tuple(
+                _renumbered(ranking, _places(kernels), _places(failures)) for _, ranking in rankings
+            ),
+            unserved=tuple(entry for _, entry in unserved),
+            failures=tuple(
+                decoder.failure(value, f"failures[{position}]")
+                for position, value in self._entries(FAILURES, failures)
+            ),
+        )
+        check_entries(parts, decoder.fail)
+        facts = replace(self.facts, failures=parts.failures)
+        return replace(
+            separate_unknown_entries(facts, parts), ranked_products=self.facts.ranked_products
+        )
+
+    def _require_row(self, problem: Problem, row: Row, signature: Signature, name: str) -> None:
+        if problem.signature != signature or row_sizes(problem) != row.sizes:
+            self._decoder.fail(
+                "page-rows",
+                f"{name} is in row {row.position}, of {signature.key} with n, k and count "
+                f"{row.sizes}",
+            )
+
+    def _require_within(self, rule: str, kind: str, named: dict[int, str], table: str) -> None:
+        count = self._tables.tables[table].count
+        for position, name in named.items():
+            if position >= count:
+                self._decoder.fail(rule, f"{name} names {kind} {position}, there are {count}")
+
+    def _position(self, kernel_id: str) -> int | None:
+        """Returns a kernel's position, or None."""
+        table = self._tables.tables[KERNELS]
+        try:
+            id_ = bytes.fromhex(kernel_id)
+        except ValueError:
+            return None
+        pages = range(len(table.content_bytes))
+        page = bisect_left(pages, id_, key=self._tables.first_id)
+        if page == len(pages) or self._tables.first_id(page) != id_:
+            page -= 1
+        if page < 0:
+            return None
+        member = b'"id":"%s"' % kernel_id.encode()
+        for index, line in enumerate(self._lines(table, page)):
+            if member not in line:
+                continue
+            (entry,) = self._values([line], f"page {page} of {KERNELS}")
+            # An unknown member may have such a text too.
+            if isinstance(entry, dict) and entry.get("id") == kernel_id:
+                return page * table.entries + index
+        return None
+
+    def _kernels_at(self, positions: Sequence[int]) -> list[Kernel | UnknownKernel]:
+        missing = [position for position in positions if position not in self._kernels]
+        for position, value in self._entries(KERNELS, missing):
+            kernel = self._decoder.kernel(value, f"kernels[{position}]")
+            self._require_in_body(f"kernels[{position}]", kernel.span)
+            self._kernels[position] = kernel
+        return [self._kernels[position] for position in positions]
+
+    def _require_in_body(self, name: str, span: Span) -> None:
+        if span.end > self._root.file_bytes:
+            self._decoder.fail(
+                "spans-tile", f"{name} ends at byte {span.end}, the file at {self._root.file_bytes}"
+            )
+
+    def _entries(self, name: str, positions: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """Yields a list's entries as JSON values; positions ascend."""
+        table = self._tables.tables[name]
+        for page, wanted in pages_of(positions, table).items():
+            lines = self._lines(table, page)
+            own = [lines[position % table.entries] for position in wanted]
+            yield from zip(wanted, self._values(own, f"page {page} of {name}"))
+
+    def _values(self, lines: Sequence[bytes], name: str) -> list[Any]:
+        """Parses entries, each in canonical form."""
+        values: list[Any] = self._decoder.canonical(b"[%s]" % b",".join(lines), name)
+        if len(values) != len(lines):
+            self._decoder.fail("page-entries", f"{name}: a line must have one entry")
+        return values
+
+    def _lines(self, table: Table, page: int) -> list[bytes]:
+        """Returns a page's entries, after checking its digest, frame and number of entries."""
+        name = f"page {page} of {table.name}"
+        offset, end = table.offsets[page : page + 2]
+        stored = self._read(offset, end - offset)
+        observed = hashlib.sha256(stored)
+        if observed.digest() != table.digest(page):
+            self._decoder.fail(
+                "page-digest",
+                f"{name}, at byte {offset}, has the sha256 {observed.hexdigest()}, must be "
+                f"{table.digest(page).hex()}",
+            )
+        expected = table.content_bytes[page]
+        try:
+            declared = zstandard.frame_content_size(stored)
+            if declared != expected:
+                self._decoder.fail(
+                    "frame-size", f"{name} declares {declared} bytes, its table {expected}"
+                )
+            content = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            self._decoder.fail("frame", f"{name} does not decompress: {error}")
+        lines: list[bytes] = content.split(b"\n")
+        if len(lines) != table.count_in(page):
+            self._decoder.fail(
+                "page-entries",
+                f"{name} has {len(lines)} entries, must have {table.count_in(page)}",
+            )
+        return lines
+
+
+def _sizes(value: Sequence[int]) -> Sizes:
+    return value[0], value[1], value[2]
+
+
+def _row(position: int, value: Sequence[int]) -> Row:
+    n, k, count, first, rankings, first_unserved, unserved = value
+    return Row(
+        position=position,
+        sizes=(n, k, count),
+        rankings=range(first, first + rankings),
+        unserved=range(first_unserved, first_unserved + unserved),
+    )
+
+
+def _parse_signature(text: str) -> Signature | None:
+    try:
+        return Signature.parse(text)
+    except ValueError:
+        return None
+
+
+def _places(positions: Sequence[int]) -> dict[int, int]:
+    return {position: place for place, position in enumerate(positions)}
+
+
+def _renumbered(
+    ranking: Ranking | UnknownEntry, kernels: dict[int, int], failures: dict[int, int]
+) -> Ranking | UnknownEntry:
+    """Returns a ranking that names kernels and failures by their places in a part."""
+    if isinstance(ranking, UnknownEntry):
+        return ranking
+    return replace(
+        ranking,
+        kernels=tuple(replace(one, kernel=kernels[one.kernel]) for one in ranking.kernels),
+        missing=tuple(failures[failure] for failure in ranking.missing),
+    )

@@ -1,0 +1,1 @@
+"""Indexes made of several `Index` objects: installed and cached bundles, or rows of large ones."""
