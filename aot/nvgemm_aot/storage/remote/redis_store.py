@@ -60,6 +60,7 @@ class RedisStore:
                     **options,
                 },
             )
+            self._pool.connection_class(**self._pool.connection_kwargs)  # refuses unknown options
         except (ValueError, TypeError, redis.RedisError) as error:
             reason = self._secrets.error_text(error)
             raise SettingError(f"the remote cache's URL is wrong: {reason}") from None

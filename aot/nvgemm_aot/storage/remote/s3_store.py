@@ -53,9 +53,9 @@ class S3Store:
             raise ToolchainError(
                 f"the remote cache needs s3fs: {error}; {install_command('fleet')}"
             ) from None
-        for name in ("botocore", "aiobotocore", "s3fs"):  # their debug lines hold session tokens
+        for name in ("botocore", "aiobotocore", "s3fs"):  # finer lines hold session tokens
             if (logger := logging.getLogger(name)).level == logging.NOTSET:
-                logger.setLevel(logging.INFO)
+                logger.setLevel(logging.WARNING)
         self._sync = sync
         self._seconds = operation_seconds
         self._secrets = Secrets(url)
