@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteStatistics:
-    """What a remote cache did for this process.
+    """Counts for a remote cache in this process.
 
     Attributes:
         address: The store, without credentials.
@@ -88,7 +88,7 @@ class RemoteCache:
 
     Args:
         store: The store.
-        trust: Which entries count.
+        trust: Rules for its entries.
         operation_seconds: Longest time of an operation.
     """
 
