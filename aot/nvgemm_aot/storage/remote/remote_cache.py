@@ -64,8 +64,8 @@ class RemoteStatistics:
         pushed: Entries sent.
         bytes_down, bytes_up: Bytes of entries, as stored.
         seconds: Time that this process waited for the store.
-        off: Why the store was given up, or None.
-        unwritten: Why nothing is sent any more, or None.
+        off: Reason for giving up the store, or None.
+        unwritten: Reason for sending nothing any more, or None.
     """
 
     address: str
