@@ -28,9 +28,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
-import pytest
 
 from benchmarks.large_bundles.contents import content, pack
 from nvgemm_aot.bundle import writer
@@ -99,8 +99,7 @@ def written(directory: Path, kernels: int, kind: str) -> Iterator[tuple[int, Pat
     versions = ((2, MAX_HEADER_BYTES), (3, 0)) if kernels <= VERSION_2_KERNELS else ((3, 0),)
     for version, above in versions:
         path = directory / f"{kernels}-{signatures}-{version}.nvgemm"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writer, "PAGED_ABOVE_BYTES", above)
+        with mock.patch.object(writer, "PAGED_ABOVE_BYTES", above):
             header = writer.write_bundle(path, made, pack)
         assert header.format_version == version
         yield version, path

@@ -12,8 +12,11 @@ from click.testing import CliRunner, Result
 from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.workload.find_bundles import find_bundles, read_bundles
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, VerificationError
+from paged_bundles import write_in_pages
 from synthetic_bundles import write_synthetic_bundle
+from synthetic_content import synthetic_content
 
 
 @pytest.fixture
@@ -134,3 +137,15 @@ def test_a_wheel_or_directory_without_bundles_and_no_wheel_are_errors(
         assert result.exit_code == StorageError.exit_code
         assert result.output.count(f"{tmp_path / name}: ") == (2 if command == "verify" else 1)
         assert result.output.count(said) == 1
+
+
+def test_a_header_in_pages_is_unpacked_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.nvgemm"
+    with write_in_pages(path, synthetic_content(kernels=5, problems=4)) as bundle:
+        header = bundle.header
+    wheel = write_wheel([path], name="a", version="1.0", out_dir=tmp_path / "dist")
+    headers = []
+    for named in find_bundles(wheel):
+        with Bundle(named.file) as unpacked:
+            headers.append(unpacked.header)
+    assert headers == [header]
