@@ -92,6 +92,17 @@ SIGNING_KEY_VARIABLE = "NVGEMM_AOT_SIGNING_KEY"
 REMOTE_CACHE_VARIABLE = "NVGEMM_AOT_REMOTE_CACHE"
 """URL of a cache that many machines share."""
 
+REMOTE_CACHE_MODE_VARIABLE = "NVGEMM_AOT_REMOTE_CACHE_MODE"
+"""``read``: nothing is written to the remote cache."""
+
+REMOTE_CACHE_TRUST_VARIABLE = "NVGEMM_AOT_REMOTE_CACHE_TRUST"
+"""1: without a policy, entries of the remote cache need no signature."""
+
+REMOTE_CACHE_TIMEOUT_VARIABLE = "NVGEMM_AOT_REMOTE_CACHE_TIMEOUT"
+"""Longest time of an operation of the remote cache, in seconds."""
+
+_REMOTE_CACHE_SECONDS = 10.0
+
 COMPILE_TIMEOUT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
 """Seconds after which a kernel's compiler is killed."""
 
@@ -233,6 +244,29 @@ def _switch(variable: str, *, unset: str = "0") -> bool:
     return text == "1"
 
 
+def trusts_remote_cache() -> bool:
+    """Returns True if everyone who can write the remote cache is trusted."""
+    return _switch(REMOTE_CACHE_TRUST_VARIABLE)
+
+
+def remote_cache_timeout() -> float:
+    """Returns the longest time of an operation of the remote cache, in seconds."""
+    text = os.environ.get(REMOTE_CACHE_TIMEOUT_VARIABLE)
+    if not text:
+        return _REMOTE_CACHE_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        _warn_once(
+            f"{REMOTE_CACHE_TIMEOUT_VARIABLE}={printable(text)}: must be 0.1 to 3600 seconds; "
+            f"taken as {_REMOTE_CACHE_SECONDS:g}"
+        )
+        return _REMOTE_CACHE_SECONDS
+    return seconds
+
+
 def is_debugging() -> bool:
     """Returns True if the user asks for checks that wait for the device."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
@@ -349,8 +383,21 @@ VARIABLES = {
         "write into a remote cache."
     ),
     REMOTE_CACHE_VARIABLE: (
-        "A cache that many machines share, behind each one's own: `redis://…`, `s3://…` or "
-        "`file:///…`."
+        "A cache that many machines share, behind each one's own: `redis://…`, `rediss://…`, "
+        "`s3://bucket/prefix` or `file:///…`. Builds and run-time compiling take entries that a "
+        "key of the policy signed."
+    ),
+    REMOTE_CACHE_MODE_VARIABLE: (
+        "`read`: only reads the remote cache; `read-write` if not set. Without a signing key, and "
+        "unless the store is trusted, it is only read anyway."
+    ),
+    REMOTE_CACHE_TRUST_VARIABLE: (
+        "`1`: without a policy, takes and writes remote entries that nobody signed. Everyone who "
+        "can write the store then runs code on this machine."
+    ),
+    REMOTE_CACHE_TIMEOUT_VARIABLE: (
+        "Longest time of an operation of the remote cache, in seconds; 10 if not set. Connecting "
+        "takes 2 s at most."
     ),
     JIT_CANDIDATES_VARIABLE: (
         "Most kernels compiled at run time for a problem; 4 if not set, `0` compiles none."

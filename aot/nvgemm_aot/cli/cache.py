@@ -1,4 +1,4 @@
-"""``nvgemm-aot cache``: shows and clears the cache directory."""
+"""``nvgemm-aot cache``: shows and clears the cache directory, and asks the remote cache."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.settings import REMOTE_CACHE_VARIABLE
 
 from .terminal.printing import count_text, print_result, size_text, table
+from .terminal.remote_texts import open_remote_cache, state_document, state_text
 from .terminal.shared_options import Duration, cache_option, json_option
 
 if TYPE_CHECKING:
@@ -98,6 +100,24 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     missing = problems - {k.problem for bundle in before.bundles for k in bundle.problems}
     for problem in sorted(missing):
         click.echo(f"no user bundle has {problem.key}", err=True)
+
+
+@cache.command()
+@json_option
+def remote(as_json: bool) -> None:
+    """Ask the remote cache of $NVGEMM_AOT_REMOTE_CACHE once; show whom it is trusted to serve.
+
+    Exits with the status of a storage error if it does not answer.
+    """
+    with open_remote_cache() as store:
+        if store is None:
+            raise click.UsageError(
+                f"no remote cache: set {REMOTE_CACHE_VARIABLE}, as to s3://bucket/prefix"
+            )
+        document = state_document(store)
+    print_result(document, state_text, as_json=as_json)
+    if not document["reachable"]:
+        raise StorageError(f"the remote cache {document['address']} does not answer")
 
 
 def _now() -> float:

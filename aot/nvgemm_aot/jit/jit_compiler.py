@@ -41,6 +41,7 @@ from ..rankings.shipped_rankings import shipped_rankings
 from ..storage.build_cache import Cache, cache_key
 from ..storage.files import make_directories, open_new_file
 from ..storage.locks import locked
+from ..storage.remote.remote_cache import RemoteCache
 from ..targets import BuildTarget
 from ..targets.local import Device, targets_for
 from . import eviction
@@ -129,16 +130,23 @@ class Compiled:
 class JitCompiler:
     """Compiles problems into one cache directory's user bundles, for several threads at once.
 
-    ``note`` is called with a text when a damaged user bundle is moved aside.
+    ``note`` is called with a text when a damaged user bundle is moved aside. Kernels that
+    ``remote`` has are not compiled.
     """
 
     def __init__(
-        self, cache: Cache, provider: Provider, jobs: int, note: Callable[[str], None]
+        self,
+        cache: Cache,
+        provider: Provider,
+        jobs: int,
+        note: Callable[[str], None],
+        remote: RemoteCache | None = None,
     ) -> None:
         self._cache = cache
         self._provider = provider
         self._jobs = jobs
         self._note = note
+        self._remote = remote
         self._planning = threading.Lock()  # only one thread at a time may list operators
         self._workers = SharedWorkers(cache, jobs)
 
@@ -217,6 +225,7 @@ class JitCompiler:
                     self._cache,
                     jobs=self._jobs,
                     workers=LimitedAttempts(self._workers, self._cache),
+                    remote=self._remote,
                 )
                 [assembled] = assembly.bundles
                 unserved = assembled.uncompiled
@@ -243,13 +252,15 @@ class JitCompiler:
             declared=(Declared(problem=problem, candidates=candidates),),
         )
         rankings = shipped_rankings([problem])
-        lookups = look_up_plans(manifest, self._cache, self._provider, rankings)
+        lookups = look_up_plans(manifest, self._cache, self._provider, rankings, self._remote)
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start, so both run at once.
             kind = ProcessKind(provider=likely_provider(lookups[0]), cuda=target.target.cuda)
             self._workers.prepare(candidates, kind)
         with self._planning:
-            return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)
+            return plan_build(
+                manifest, self._cache, provider=self._provider, lookups=lookups, remote=self._remote
+            )
 
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)

@@ -35,6 +35,7 @@ from ..providers import PROVIDERS, SEPARATOR, Provider, load_provider
 from ..storage import temporary_directory
 from ..storage.build_cache import Cache
 from ..storage.files import finish_writing
+from ..storage.remote.remote_cache import RemoteCache, open_remote
 from ..targets.local import Device
 from .jit_compiler import Compiled, JitCompiler
 
@@ -60,6 +61,8 @@ class Server:
         self._writing = threading.Lock()
         self._setup = threading.Lock()
         self._compilers: dict[Path, JitCompiler] = {}
+        self._remote: RemoteCache | None = None
+        self._has_opened_remote = False
         self._temporary: Path | None = None
         self._warnings: list[str] = []
         self._logged: set[str] = set()
@@ -92,6 +95,8 @@ class Server:
         with self._setup:
             for compiler in self._compilers.values():
                 compiler.close()
+            if self._remote is not None:
+                self._remote.__exit__(None, None, None)
             if self._temporary is not None:
                 temporary_directory.remove(self._temporary)
 
@@ -138,9 +143,19 @@ class Server:
         with self._setup:
             if directory not in self._compilers:
                 self._compilers[directory] = JitCompiler(
-                    Cache(directory), _provider(), _jobs(), self._notes.append
+                    Cache(directory), _provider(), _jobs(), self._notes.append, self._open_remote()
                 )
             return self._compilers[directory]
+
+    def _open_remote(self) -> RemoteCache | None:
+        """Opens the remote cache, once; warns if its settings are wrong, and goes on without."""
+        if not self._has_opened_remote:
+            self._has_opened_remote = True
+            try:
+                self._remote = open_remote()
+            except NvgemmError as error:
+                self.warn(f"run-time compiling goes on without the remote cache: {error}")
+        return self._remote
 
     def _give_up(self, error: StorageError) -> Path:
         """Switches to a temporary cache directory for this process alone; warns once."""

@@ -29,6 +29,7 @@ from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
 from ..storage.build_cache import Cache, CacheEntry
+from ..storage.remote.remote_cache import RemoteCache
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, basis_of_limit
 from . import linker
@@ -118,17 +119,21 @@ def compile_and_assemble(
     strict: bool = False,
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
+    remote: RemoteCache | None = None,
 ) -> Assembly:
     """Compiles the planned kernels and assembles each target's bundle content.
 
-    ``jobs`` is the number of compiler processes to start, unless ``workers`` already run.
+    ``jobs`` is the number of compiler processes to start, unless ``workers`` already run. Kernels
+    that ``remote`` has are not compiled.
 
     Raises:
         CompileError: If ``strict`` and a kernel does not compile. Other errors are those of
             `compile_all`.
     """
     tasks = [task for item in planned for task in item.all_tasks]
-    compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
+    compilation = compile_all(
+        tasks, cache, jobs=jobs, progress=progress, workers=workers, remote=remote
+    )
     bundles = [_assemble(item, compilation, strict) for item in planned]
     return Assembly(bundles=tuple(bundles), compiled=compilation.compiled)
 

@@ -8,6 +8,7 @@ from ..manifest.parse import Manifest
 from ..providers import Provider
 from ..rankings.entries import Rankings
 from ..storage.build_cache import Cache, require_private
+from ..storage.remote.remote_cache import RemoteCache
 from .assemble import require_no_failures
 from .compiler import Failure, Progress, compile_all, group_by_device_code
 from .compiler_limits import default_jobs
@@ -47,6 +48,7 @@ def compile_shard(
     provider: Provider | None = None,
     progress: Progress | None = None,
     rankings: Rankings | None = None,
+    remote: RemoteCache | None = None,
 ) -> CompiledShard:
     """Compiles one shard of a manifest's kernels into the cache, and writes no bundle.
 
@@ -63,20 +65,23 @@ def compile_shard(
         provider: Kernel source; by default the manifest's providers.
         progress: Called after each kernel.
         rankings: Measured times, which replace estimates where they fit.
+        remote: Remote cache, or None.
 
     Raises:
         StorageError: If others could change the cache's kernels, or it cannot be written.
         NvgemmError: As `pipeline.build`.
     """
     require_private(cache)
-    planned = plan_build(manifest, cache, provider=provider, rankings=rankings)
+    planned = plan_build(manifest, cache, provider=provider, rankings=rankings, remote=remote)
     if strict:
         require_rankings_used(ranking_sources(planned), rankings)
     unserved = without_operator(planned)
     require_served(unserved, len(manifest.bundle_targets), strict=strict)
     tasks = {task.key: task for item in planned for task in item.all_tasks}
     mine = [task for group in shard.of(group_by_device_code(tasks.values())) for task in group]
-    compilation = compile_all(mine, cache, jobs=jobs or default_jobs(), progress=progress)
+    compilation = compile_all(
+        mine, cache, jobs=jobs or default_jobs(), progress=progress, remote=remote
+    )
     if strict:
         require_no_failures(f"shard {shard}", compilation.failures)
     return CompiledShard(

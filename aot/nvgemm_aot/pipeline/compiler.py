@@ -38,12 +38,14 @@ from ..storage import temporary_directory
 from ..storage.build_cache import Cache, CacheEntry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
+from ..storage.remote.remote_cache import RemoteCache
 from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile
 from ..verify.device.cubin import foreign_cuda_versions, spilled_bytes
 from . import linker
+from .cache_entries.ptx_store import ptx_key, store_ptx
+from .cache_entries.remote_kernels import ExpectedKernel, fetch_kernels, push_kernel
 from .compiler_limits import compile_limit_seconds
-from .ptx_store import ptx_key, store_ptx
 from .workers import (
     TimeLimitExceeded,
     WorkerDied,
@@ -82,6 +84,16 @@ class Task:
     target: BuildTarget
     key: str
     keeps_ptx: bool = False
+
+    @property
+    def expected(self) -> ExpectedKernel:
+        """Requirements for this kernel if another machine compiled it."""
+        return ExpectedKernel(
+            calling_convention=self.candidate.calling_convention,
+            provider=self.candidate.provider,
+            target=self.target.target,
+            keeps_ptx=self.keeps_ptx,
+        )
 
     @property
     def process_kind(self) -> ProcessKind:
@@ -282,10 +294,12 @@ def compile_all(
     jobs: int,
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
+    remote: RemoteCache | None = None,
 ) -> Compilation:
     """Reads every task's kernel from the cache, after compiling the missing ones.
 
-    Workers store each kernel at once, so an interrupted build resumes where it stopped.
+    Workers store each kernel at once, so an interrupted build resumes where it stopped. Missing
+    kernels that ``remote`` has are fetched instead, and the others are sent there once compiled.
 
     Several tasks may share a key, if none or all keep PTX. ``progress`` is called at the start
     (with 0 done) and after each kernel. Starts compiler processes unless ``workers`` already run.
@@ -305,6 +319,12 @@ def compile_all(
     if not missing:
         return Compilation(kernels=kernels, compiled=0, failures=())
     cache.require_writable()
+    if remote is not None:
+        fetched = fetch_kernels({task.key: task.expected for task in missing}, cache, remote)
+        kernels |= {key: entry for key in fetched if (entry := cache.read(key)) is not None}
+        missing = [task for task in missing if task.key not in kernels]
+        if not missing:
+            return Compilation(kernels=kernels, compiled=0, failures=())
     for target in {task.target.target for task in missing}:
         linker.library_directories(target)
     report = progress or (lambda done, total: None)
@@ -322,6 +342,8 @@ def compile_all(
                 failures.append(outcome.failure)
             elif not outcome.was_there:
                 compiled += 1
+                if remote is not None:
+                    push_kernel(task.key, cache, remote, keeps_ptx=task.keeps_ptx)
             report(done, len(missing))
     failed = {failure.task.key: failure for failure in failures}
     kernels |= {t.key: _read_compiled(t, cache) for t in missing if t.key not in failed}

@@ -22,6 +22,7 @@ from ..rankings.entries import Rankings
 from ..rankings.usable import UsableRankings
 from ..storage.build_cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
+from ..storage.remote.remote_cache import RemoteCache
 from .assemble import PlannedDevice, PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
     Failure,
@@ -111,9 +112,13 @@ def provider_of(manifest: Manifest) -> Provider:
 
 
 def look_up_plans(
-    manifest: Manifest, cache: Cache, provider: Provider, rankings: Rankings | None = None
+    manifest: Manifest,
+    cache: Cache,
+    provider: Provider,
+    rankings: Rankings | None = None,
+    remote: RemoteCache | None = None,
 ) -> tuple[PlanLookup, ...]:
-    """Looks in the cache for the plan of each target and product of a manifest.
+    """Looks in the caches for the plan of each target and product of a manifest.
 
     See `target_plan.look_up_plan`.
     """
@@ -128,6 +133,7 @@ def look_up_plans(
             cache,
             rankings,
             other_gpus=gpus[target.target] - {target.device.driver_name},
+            remote=remote,
         )
         for target in manifest.targets
     )
@@ -142,13 +148,15 @@ def plan_build(
     on_rejection: RejectionSink | None = None,
     rankings: Rankings | None = None,
     prunes: bool = False,
+    remote: RemoteCache | None = None,
 ) -> tuple[PlannedTarget, ...]:
     """Plans every target of a manifest; see `target_plan.make_plan`.
 
     Problems for which a target has no operator are in its plan, with the reason.
 
     ``provider`` replaces the manifest's providers. ``lookups`` is the result of `look_up_plans` for
-    ``rankings``, if the caller already has it. Every rejection goes to ``on_rejection``.
+    ``rankings``, if the caller already has it. Every rejection goes to ``on_rejection``. New plans
+    go to ``remote``, and plans that it has are not made.
 
     Raises:
         ManifestError: If a target's bundle would be too large for readers.
@@ -156,12 +164,12 @@ def plan_build(
     """
     source = provider or provider_of(manifest)
     # Before the linker is looked for: without the builder installed, that is the reason to report.
-    plan_lookups = lookups or look_up_plans(manifest, cache, source, rankings)
+    plan_lookups = lookups or look_up_plans(manifest, cache, source, rankings, remote)
     planned = []
     for target in manifest.bundle_targets:
         versions = toolchain(source, target)
         devices = [
-            _plan_device(lookup, cache, on_rejection)
+            _plan_device(lookup, cache, on_rejection, remote)
             for lookup in plan_lookups
             if lookup.target.target == target
         ]
@@ -194,9 +202,12 @@ def plan_build(
 
 
 def _plan_device(
-    lookup: PlanLookup, cache: Cache, on_rejection: RejectionSink | None
+    lookup: PlanLookup,
+    cache: Cache,
+    on_rejection: RejectionSink | None,
+    remote: RemoteCache | None,
 ) -> PlannedDevice:
-    plan = make_plan(lookup, cache, on_rejection=on_rejection)
+    plan = make_plan(lookup, cache, on_rejection=on_rejection, remote=remote)
     return PlannedDevice(
         target=lookup.target,
         plan=plan,
@@ -237,6 +248,7 @@ def build(
     progress: Progress | None = None,
     rankings: Rankings | None = None,
     prunes: bool = False,
+    remote: RemoteCache | None = None,
 ) -> BuildResult:
     """Builds a manifest's bundles, one per target.
 
@@ -256,6 +268,7 @@ def build(
         progress: Called after each kernel.
         rankings: Measured times, which replace estimates where they fit.
         prunes: True to drop kernels that win nowhere; see `keep_winners`.
+        remote: Remote cache, or None.
 
     Raises:
         ManifestError: If a target's bundle would be too large for readers.
@@ -270,7 +283,7 @@ def build(
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(private_cache(cache))
         workers: KernelWorkers | None = None
-        lookups = look_up_plans(manifest, cache, source, rankings)
+        lookups = look_up_plans(manifest, cache, source, rankings, remote)
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start, so both run at once.
             workers = stack.enter_context(
@@ -282,7 +295,9 @@ def build(
                     ),
                 )
             )
-        planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
+        planned = plan_build(
+            manifest, cache, provider=source, lookups=lookups, prunes=prunes, remote=remote
+        )
         measured = ranking_sources(planned)
         if strict:
             require_rankings_used(measured, rankings)
@@ -308,6 +323,7 @@ def build(
             strict=strict,
             progress=progress,
             workers=workers,
+            remote=remote,
         )
     unserved += tuple(problem for bundle in assembly.bundles for problem in bundle.uncompiled)
     if not finished and not any(bundle.content for bundle in assembly.bundles):

@@ -38,6 +38,7 @@ from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Operator, Rankings
 from ..rankings.usable import RankingBasis, UsableRankings, find_usable
 from ..storage.build_cache import Cache, cache_key
+from ..storage.remote.remote_cache import RemoteCache
 from ..targets import BuildTarget
 from .select_candidates import Selection, prefer_measured, select
 
@@ -125,8 +126,9 @@ def look_up_plan(
     rankings: Rankings | None = None,
     *,
     other_gpus: Collection[str] = (),
+    remote: RemoteCache | None = None,
 ) -> PlanLookup:
-    """Looks for one target's plan in the cache, which is quick.
+    """Looks for one target's plan in the cache, then in the remote one, which is quick.
 
     Usable measurements in ``rankings`` replace estimates. ``other_gpus`` are the other GPU products
     that the same build ranks for.
@@ -178,6 +180,8 @@ def look_up_plan(
         },
     )
     stored = cache.get(key)
+    if stored is None and remote is not None and remote.fetch([key], cache, _plan_fault):
+        stored = cache.get(key)
     return PlanLookup(
         declared=declared,
         not_declared=not_declared,
@@ -224,18 +228,33 @@ def _measured_and_not_declared(
     return tuple(between)
 
 
+def _plan_fault(_: str, payload: bytes) -> str | None:
+    """Returns the reason that another machine's entry is no plan, or None."""
+    try:
+        _decode(json.loads(payload))
+    except Exception as error:
+        return f"it is no plan: {type(error).__name__}"
+    return None
+
+
 def make_plan(
-    lookup: PlanLookup, cache: Cache, *, on_rejection: RejectionSink | None = None
+    lookup: PlanLookup,
+    cache: Cache,
+    *,
+    on_rejection: RejectionSink | None = None,
+    remote: RemoteCache | None = None,
 ) -> Plan:
     """Returns one target's stored plan, or makes it.
 
     With ``on_rejection``, always makes a new plan and reports every rejection. Stores a new plan if
-    the cache is writable.
+    the cache is writable, and sends it to the remote cache.
     """
     if lookup.stored is not None and on_rejection is None:
         return lookup.stored
     plan = _plan_anew(lookup, on_rejection)
     cache.put_if_possible(lookup.key, canonical_json(_encode(plan)))
+    if remote is not None:
+        remote.push([lookup.key], cache)
     return plan
 
 

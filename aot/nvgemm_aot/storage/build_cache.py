@@ -103,13 +103,14 @@ class Cache:
         except OSError:
             return False
 
-    def put(self, key: str, payload: bytes) -> None:
-        """Stores an entry.
+    def put(self, key: str, payload: bytes, *, is_durable: bool = True) -> None:
+        """Stores an entry; see `write_atomic` for ``is_durable``.
 
         Raises:
             StorageError: If the cache cannot be written.
         """
-        write_atomic(self.path(key), hashlib.sha256(payload).digest() + payload)
+        data = hashlib.sha256(payload).digest() + payload
+        write_atomic(self.path(key), data, is_durable=is_durable)
 
     def put_if_possible(self, key: str, payload: bytes) -> None:
         """Stores an entry if the cache is writable."""

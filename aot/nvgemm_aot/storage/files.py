@@ -93,25 +93,26 @@ def open_new_file(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, is_durable: bool = True) -> None:
     """Writes ``data`` to ``path`` whole or not at all, creating parent directories.
 
     The bytes go to a temporary file in the same directory, are flushed to disk, and replace
-    ``path`` in one step.
+    ``path`` in one step. Unless ``is_durable``, they are not flushed: after a crash of the machine
+    the file may be damaged, which its reader must notice.
 
     Raises:
         StorageError: If the directory cannot be written or the disk is full; ``path`` is unchanged.
     """
     try:
         with _writing:
-            _write_bytes(path, data)
+            _write_bytes(path, data, is_durable=is_durable)
     except OSError as error:
         raise StorageError(
             f"{path}: cannot write {len(data)} bytes: {error.strerror}; {space_hint(error)}"
         ) from error
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
+def _write_bytes(path: Path, data: bytes, *, is_durable: bool = True) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{_PARTIAL_SUFFIX}"
     try:
         make_directories(path.parent)
@@ -119,7 +120,8 @@ def _write_bytes(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):

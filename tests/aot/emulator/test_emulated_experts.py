@@ -11,8 +11,8 @@ from emulated_scripts import IMPORTS
 from forked_scripts import forked_scripts
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.pipeline.cache_entries.ptx_store import read_ptx
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
-from nvgemm_aot.pipeline.ptx_store import read_ptx
 from nvgemm_aot.providers import Candidate, load_provider
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.targets import build_target

@@ -9,9 +9,9 @@ import pytest
 
 from compile_tasks import tasks
 from nvgemm_aot.emulator.checking.kernel_check import KernelTask
+from nvgemm_aot.pipeline.cache_entries.ptx_store import ptx_key, read_ptx, store_ptx
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
 from nvgemm_aot.pipeline.pipeline import BuildResult
-from nvgemm_aot.pipeline.ptx_store import ptx_key, read_ptx, store_ptx
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.cute_dsl.kept_ptx import collected_ptx, keep_ptx
 from nvgemm_aot.storage.build_cache import Cache

@@ -19,6 +19,7 @@ from ..terminal.printing import (
     print_result,
     report_progress,
 )
+from ..terminal.remote_texts import open_remote_cache, remote_document
 from ..terminal.shared_options import (
     ANY_PATH,
     ShardParam,
@@ -131,17 +132,20 @@ def build(
     measured = None if estimates_only else _measurements(declared, files)
     cache = Cache(cache_dir or default_directory())
     if shard:
-        with report_progress("Compiling") as report, keep_stdout():
-            compiled = compile_shard(
-                declared,
-                cache,
-                shard,
-                jobs=jobs,
-                strict=strict,
-                progress=report,
-                rankings=measured,
-            )
-        print_result(shard_document(compiled), shard_text, as_json=as_json)
+        with open_remote_cache() as remote:
+            with report_progress("Compiling") as report, keep_stdout():
+                compiled = compile_shard(
+                    declared,
+                    cache,
+                    shard,
+                    jobs=jobs,
+                    strict=strict,
+                    progress=report,
+                    rankings=measured,
+                    remote=remote,
+                )
+            document = shard_document(compiled) | {"remote_cache": remote_document(remote)}
+        print_result(document, shard_text, as_json=as_json)
         return
     if dry_run:
         with open_rejection_log(rejections) as on_rejection, keep_stdout():
@@ -156,18 +160,20 @@ def build(
         return
     if wheel:
         runtime = prepare_wheels(out, name=declared.name, version=wheel_version or __version__)
-    with report_progress("Compiling") as report, keep_stdout():
-        result = pipeline.build(
-            declared,
-            out,
-            cache,
-            jobs=jobs,
-            strict=strict,
-            progress=report,
-            rankings=measured,
-            prunes=prune,
-        )
-    document = build_document(result, files)
+    with open_remote_cache() as remote:
+        with report_progress("Compiling") as report, keep_stdout():
+            result = pipeline.build(
+                declared,
+                out,
+                cache,
+                jobs=jobs,
+                strict=strict,
+                progress=report,
+                rankings=measured,
+                prunes=prune,
+                remote=remote,
+            )
+        document = build_document(result, files) | {"remote_cache": remote_document(remote)}
     if wheel:
         document |= write_wheels(
             _bundles_by_platform(result),

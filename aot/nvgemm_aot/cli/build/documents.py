@@ -17,6 +17,7 @@ from ..terminal.printing import (
     table,
     us_text,
 )
+from ..terminal.remote_texts import remote_line
 from .packing import wheel_lines
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ def shard_text(document: Document) -> str:
         f"{len(document['failures'])} failed"
     ]
     lines += [f"  failed: {_failure_line(failure)}" for failure in document["failures"]]
+    lines += remote_line(document.get("remote_cache"))
     return "\n".join([*lines, *_unserved_lines(document)])
 
 
@@ -360,5 +362,6 @@ def build_text(document: Document) -> str:
         f"{platform}: no wheel: no target of this platform has a kernel; the reasons are above"
         for platform in document.get("platforms_without_wheel", ())
     )
+    lines += remote_line(document.get("remote_cache"))
     lines.append(f"{count_text(document['compiled'], 'kernel')} compiled now")
     return "\n".join(lines)

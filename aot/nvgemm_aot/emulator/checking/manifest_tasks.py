@@ -14,9 +14,9 @@ from nvgemm_runtime.matching.device import host_platform
 from ...bundle.content import BuiltKernel
 from ...manifest.parse import load_manifest
 from ...manifest.shipped_manifests import find_manifest
+from ...pipeline.cache_entries.ptx_store import read_ptx
 from ...pipeline.compiler import Failure, Progress, Task, compile_all, make_tasks
 from ...pipeline.pipeline import plan_build
-from ...pipeline.ptx_store import read_ptx
 from ...providers import load_provider
 from ...storage.build_cache import Cache
 from ...targets import build_target

@@ -8,11 +8,14 @@ import zstandard
 
 from nvgemm_runtime.errors import StorageError
 
-from ..storage.build_cache import Cache, cache_key
-from ..verify.device.ptx_agreement import ptx_faults
+from ...storage.build_cache import Cache, cache_key
+from ...verify.device.ptx_agreement import ptx_faults
 
 _LEVEL = 3
 """zstd compression level. 45 to 150 KB text becomes 5 to 12 KB in a millisecond."""
+
+MAX_PTX_BYTES = 64 << 20
+"""Largest PTX that another machine may have kept."""
 
 
 def ptx_key(kernel_key: str) -> str:
