@@ -16,9 +16,6 @@ from urllib.parse import urlsplit
 from nvgemm_runtime.errors import ExecutorError, ToolchainError, install_command, one_line
 from nvgemm_runtime.settings import printable
 
-LOCAL = "local"
-"""The executor that needs no scheduler: processes of this machine."""
-
 INSECURE_OPTION = "--insecure-executor"
 
 CONNECT_SECONDS = 10.0
@@ -67,7 +64,7 @@ def _parts(address: str) -> tuple[str, str, int]:
     except ValueError as error:
         raise ValueError(f"{printable(address)}: {one_line(str(error))}; {form}") from None
     if not url.scheme or not host or not port or url.path or url.query or url.fragment:
-        raise ValueError(f"{printable(address)} is neither {LOCAL} nor an address; {form}")
+        raise ValueError(f"{printable(address)} is neither local nor an address; {form}")
     if ":" not in host and not re.fullmatch(r"[A-Za-z0-9._-]+", host):
         raise ValueError(f"{printable(host)} is no host name; {form}")
     return url.scheme, host, port
