@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -271,6 +272,24 @@ def test_nothing_is_asked_for_where_nothing_may_be_compiled(
         inductor.compile(two, *operands, options=options)
         assert why != "required"
     assert asked.told == []
+
+
+def test_required_opens_no_connection_to_a_remote_cache(
+    inductor: InductorSession,
+    operands: tuple[torch.Tensor, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        port = server.getsockname()[1]
+        monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE", f"redis://127.0.0.1:{port}")
+        monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE_TRUST", "1")
+        inductor.use()
+        with pytest.raises(torch._inductor.exc.InductorError):
+            inductor.compile(two, *operands, options={"nvgemm_aot_mode": "required"})
+        assert client.CLIENT._process is None, "what would connect"
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_what_a_wheel_has_for_other_sizes_is_enough(
