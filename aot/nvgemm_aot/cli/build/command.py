@@ -14,8 +14,8 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.gemm.problem import Problem
 
+from ...pipeline.executor.scheduler_connection import LOCAL
 from ..terminal.executors import (
-    LOCAL,
     checked_executor,
     executor_option,
     insecure_option,

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...pipeline.executor.scheduler_connection import INSECURE_OPTION, LOCAL, check_address
+
 if TYPE_CHECKING:
     from ...pipeline.compiler import KernelWorkers
     from ...storage.build_cache import Cache
     from ...storage.remote.remote_cache import RemoteCache
-
-LOCAL = "local"
-"""The executor that is this machine."""
 
 executor_option = click.option(
     "--executor",
@@ -27,7 +26,7 @@ executor_option = click.option(
 )
 
 insecure_option = click.option(
-    "--insecure-executor",
+    INSECURE_OPTION,
     is_flag=True,
     help="Allow tcp:// to another machine: whoever reaches that scheduler runs code on its "
     "workers and here.",
@@ -42,10 +41,8 @@ def checked_executor(address: str, *, allow_insecure: bool) -> str:
     """
     if address == LOCAL:
         if allow_insecure:
-            raise click.UsageError("--insecure-executor needs --executor tcp://…")
+            raise click.UsageError(f"{INSECURE_OPTION} needs --executor tcp://…")
         return address
-    from ...pipeline.executor.scheduler_connection import check_address
-
     try:
         return check_address(address, allow_insecure=allow_insecure)
     except ValueError as error:

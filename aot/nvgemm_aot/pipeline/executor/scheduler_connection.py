@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
 import re
-import ssl
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +13,9 @@ from urllib.parse import urlsplit
 
 from nvgemm_runtime.errors import ExecutorError, ToolchainError, install_command, one_line
 from nvgemm_runtime.settings import printable
+
+LOCAL = "local"
+"""The executor that needs no scheduler: processes of this machine."""
 
 INSECURE_OPTION = "--insecure-executor"
 
@@ -64,7 +65,7 @@ def _parts(address: str) -> tuple[str, str, int]:
     except ValueError as error:
         raise ValueError(f"{printable(address)}: {one_line(str(error))}; {form}") from None
     if not url.scheme or not host or not port or url.path or url.query or url.fragment:
-        raise ValueError(f"{printable(address)} is neither local nor an address; {form}")
+        raise ValueError(f"{printable(address)} is neither {LOCAL} nor an address; {form}")
     if ":" not in host and not re.fullmatch(r"[A-Za-z0-9._-]+", host):
         raise ValueError(f"{printable(host)} is no host name; {form}")
     return url.scheme, host, port
@@ -90,6 +91,8 @@ def connect(address: str, *, allow_insecure: bool = False) -> Iterator[Any]:
         ToolchainError: If distributed is not installed.
     """
     checked = check_address(address, allow_insecure=allow_insecure)
+    import asyncio
+
     try:
         import distributed
         from distributed.security import Security
@@ -123,6 +126,8 @@ def connect(address: str, *, allow_insecure: bool = False) -> Iterator[Any]:
 
 async def _greet(address: str, arguments: dict[str, Any]) -> None:
     """Connects to a scheduler and exchanges greetings, within `CONNECT_SECONDS`."""
+    import asyncio
+
     from distributed.comm import connect
 
     connecting = connect(address, timeout=CONNECT_SECONDS, **arguments)
@@ -142,6 +147,9 @@ def _silence(distributed: Any) -> None:
 
 def _unreachable_text(address: str, error: BaseException) -> str:
     """Returns the message for a connection that failed, with the next step for its cause."""
+    import asyncio
+    import ssl
+
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)

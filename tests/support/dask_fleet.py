@@ -1,0 +1,93 @@
+"""A Dask scheduler and workers, each a process of its own on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed", reason="builds over Dask need distributed, of the extra fleet")
+
+SUPPORT = Path(__file__).parent
+
+
+class Fleet:
+    """A scheduler and the workers that a test starts at it."""
+
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.directory = directory
+        self._environment = {**os.environ, **(environment or {})}
+        self._processes: list[subprocess.Popen[str]] = []
+        self.scheduler = self._start(
+            "scheduler", "dask_scheduler", "--port", "0", "--host", "127.0.0.1"
+        )
+        self.address = self._wait_for("scheduler", r"Scheduler at: +(tcp://[0-9.:]+)")
+
+    def worker(self, name: str, *, threads: int = 1, **environment: str) -> subprocess.Popen[str]:
+        """Starts a worker with a cache directory of its own; returns once it is registered."""
+        environment = {"NVGEMM_AOT_CACHE": str(self.directory / name)} | environment
+        process = self._start(
+            name,
+            "dask_worker",
+            self.address,
+            *("--no-nanny", "--nthreads", str(threads)),
+            *("--local-directory", str(self.directory / f"{name}.scratch")),
+            environment=environment,
+        )
+        self._wait_for(name, r"Registered to: +(tcp://[0-9.:]+)")
+        return process
+
+    def output(self, name: str) -> str:
+        """What a process has printed."""
+        return (self.directory / f"{name}.log").read_text()
+
+    def stop(self) -> None:
+        """Ends every process."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _start(
+        self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        self.directory.mkdir(exist_ok=True)
+        with (self.directory / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"distributed.cli.{module}", "--no-dashboard", *arguments],
+                stdout=log,
+                stderr=log,
+                text=True,
+                env={**self._environment, "PYTHONPATH": str(SUPPORT), **(environment or {})},
+            )
+        self._processes.append(process)
+        return process
+
+    def _wait_for(self, name: str, pattern: str) -> str:
+        process = self._processes[-1]
+        while process.poll() is None:
+            match = re.search(pattern, self.output(name))
+            if match is not None:
+                return match[1]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.05)
+        raise AssertionError(f"{name} ended: {self.output(name)}")
+
+
+@contextlib.contextmanager
+def fleet(directory: Path, environment: Mapping[str, str] | None = None) -> Iterator[Fleet]:
+    """Yields a scheduler without workers; ends all its processes."""
+    started = Fleet(directory, environment)
+    try:
+        yield started
+    finally:
+        started.stop()
