@@ -200,16 +200,21 @@ def test_a_lost_scheduler_ends_the_build(
     machines: Fleet,
     monkeypatch: pytest.MonkeyPatch,
     log: Path,
+    shared: Path,
     how: signal.Signals,
 ) -> None:
     monkeypatch.setattr(dask_workers, "_ANSWER_SECONDS", 2.0)
     name_operators(monkeypatch, *(f"op{n}" for n in range(8)), "hangs")
     machines.worker("only", threads=2)
     declared = manifest(tmp_path)
-    when(lambda: len(compiled(log)) == 9, lambda: machines.scheduler.send_signal(how))
+
+    def has_begun() -> bool:  # besides kernels, the store has a plan and a worker's trial
+        return "hangs" in compiled(log) and len(list(shared.iterdir())) >= 4
+
+    when(has_begun, lambda: machines.scheduler.send_signal(how))
     wanted = {
         signal.SIGKILL: "the connection to the scheduler was lost",
-        signal.SIGSTOP: "the scheduler does not answer within 2 s",
+        signal.SIGSTOP: "the scheduler does not answer, for 2 s",
     }
     with pytest.raises(ExecutorError, match=f"{wanted[how]}; run the same command again"):
         run(declared, tmp_path / "build", machines.address)
@@ -217,8 +222,8 @@ def test_a_lost_scheduler_ends_the_build(
     with fleet(tmp_path / "others") as others:
         others.worker("other", FAKE_LOG=str(log))
         result = run(declared, tmp_path / "build", others.address)
-    assert result.compiled <= 2
-    assert compiled(log)["op0"] == 1
+    assert 0 < result.compiled < 9
+    assert not result.bundles[0].failures
 
 
 def test_ctrl_c_keeps_what_is_finished(

@@ -18,9 +18,9 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from nvgemm_runtime.errors import ExecutorError, count_text, one_line
 from nvgemm_runtime.settings import (
@@ -263,13 +263,7 @@ class _Run:
         """
         if time.monotonic() < self._refreshed + _REFRESH_SECONDS:
             return
-        asked = self._asking.submit(self._client.scheduler_info)
-        try:
-            workers = asked.result(timeout=_ANSWER_SECONDS)["workers"]
-        except Exception as error:
-            self._fail_lost(error)
-        if self._client.status != "running":
-            self._fail_lost(None)
+        workers = self._ask_for_workers()
         self._refreshed = time.monotonic()
         for address in self._members.keys() - workers.keys():
             self._lose(self._members.pop(address))
@@ -281,12 +275,23 @@ class _Run:
                 self._check(member)
             member.is_running = info.get("status", "running") == "running"
 
-    def _fail_lost(self, error: Exception | None) -> NoReturn:
-        if isinstance(error, FutureTimeoutError):
-            reason = f"the scheduler does not answer within {_ANSWER_SECONDS:g} s"
-        else:
-            reason = "the connection to the scheduler was lost"
-        raise ExecutorError(f"executor {self._address}: {reason}; {_CONTINUE}") from None
+    def _ask_for_workers(self) -> dict[str, Any]:
+        """Returns the scheduler's workers by address."""
+        asked = self._asking.submit(self._client.scheduler_info)
+        end = time.monotonic() + _ANSWER_SECONDS
+        while self._client.status == "running":
+            wait([asked], timeout=_TICK_SECONDS)
+            if asked.done() and asked.exception() is None:
+                workers: dict[str, Any] = asked.result()["workers"]
+                return workers
+            if asked.done() or time.monotonic() > end:
+                raise ExecutorError(
+                    f"executor {self._address}: the scheduler does not answer, for "
+                    f"{_ANSWER_SECONDS:g} s; {_CONTINUE}"
+                )
+        raise ExecutorError(
+            f"executor {self._address}: the connection to the scheduler was lost; {_CONTINUE}"
+        )
 
     def _require_worker(self) -> None:
         """Requires a worker that can compile, within some time.
