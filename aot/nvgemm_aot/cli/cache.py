@@ -105,7 +105,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
 @cache.command()
 @json_option
 def remote(as_json: bool) -> None:
-    """Ask the remote cache of $NVGEMM_AOT_REMOTE_CACHE once; show whom it is trusted to serve.
+    """Ask the remote cache in $NVGEMM_AOT_REMOTE_CACHE once; show if it is read and written.
 
     Exits with the status of a storage error if it does not answer.
     """
@@ -117,7 +117,10 @@ def remote(as_json: bool) -> None:
         document = state_document(store)
     print_result(document, state_text, as_json=as_json)
     if not document["reachable"]:
-        raise StorageError(f"the remote cache {document['address']} does not answer")
+        raise StorageError(
+            f"the remote cache {document['address']} does not answer: {document['reason']}; start "
+            f"it, or correct {REMOTE_CACHE_VARIABLE} and its credentials"
+        )
 
 
 def _now() -> float:

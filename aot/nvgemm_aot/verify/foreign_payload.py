@@ -23,8 +23,8 @@ def payload_fault(
 
     Args:
         payload: The kernel.
-        calling_convention: What its candidate states.
-        target: Where it is to run.
+        calling_convention: Its candidate's.
+        target: Target to run on.
         provider: Its provider. Unlike those that come with nvgemm-aot, others may hide device code.
     """
     convention = parse_calling_convention(calling_convention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import resource
 import threading
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import botocore.auth
 import pytest
 
 from nvgemm_aot.storage.remote.store_urls import open_store
@@ -180,6 +182,16 @@ def test_a_wrong_secret_is_final(s3: Server, monkeypatch: pytest.MonkeyPatch) ->
     assert not error.is_transient
     assert "SignatureDoesNotMatch" in str(error)
     assert "wrongsecret99" not in str(error)
+
+
+def test_a_clock_that_is_off_is_named(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = botocore.auth.get_current_datetime
+    monkeypatch.setattr(
+        botocore.auth, "get_current_datetime", lambda: now() + datetime.timedelta(hours=2)
+    )
+    error = failure_of(open_store(name_s3(monkeypatch, s3.port), 5.0))
+    assert not error.is_transient
+    assert str(error).startswith("RequestTimeTooSkewed: ")
 
 
 def test_a_missing_bucket_is_no_miss(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteStatistics:
-    """What a remote cache did for this process.
+    """Counts for a remote cache in this process.
 
     Attributes:
         address: The store, without credentials.
@@ -64,8 +64,8 @@ class RemoteStatistics:
         pushed: Entries sent.
         bytes_down, bytes_up: Bytes of entries, as stored.
         seconds: Time that this process waited for the store.
-        off: Why the store was given up, or None.
-        unwritten: Why nothing is sent any more, or None.
+        off: Reason for giving up the store, or None.
+        unwritten: Reason for sending nothing any more, or None.
     """
 
     address: str
@@ -88,7 +88,7 @@ class RemoteCache:
 
     Args:
         store: The store.
-        trust: Which entries count.
+        trust: Rules for its entries.
         operation_seconds: Longest time of an operation.
     """
 

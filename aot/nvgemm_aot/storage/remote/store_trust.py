@@ -1,4 +1,4 @@
-"""Which entries of a remote cache are taken, and whether and how this process signs its own."""
+"""Rules for a remote cache: entries that are taken, and signatures on this process's own."""
 
 from __future__ import annotations
 

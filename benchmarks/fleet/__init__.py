@@ -1,0 +1,1 @@
+"""Benchmarks of builds and tuning over many machines."""
