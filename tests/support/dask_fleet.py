@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,12 +25,15 @@ class Fleet:
         self.directory = directory
         self._environment = {**os.environ, **(environment or {})}
         self._processes: list[subprocess.Popen[str]] = []
+        self.workers: list[subprocess.Popen[str]] = []
         self.scheduler = self._start(
             "scheduler", "dask_scheduler", "--port", "0", "--host", "127.0.0.1"
         )
         self.address = self._wait_for("scheduler", r"Scheduler at: +(tcp://[0-9.:]+)")
 
-    def worker(self, name: str, *, threads: int = 1, **environment: str) -> subprocess.Popen[str]:
+    def worker(
+        self, name: str, *, threads: int = 1, preload: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[str]:
         """Starts a worker with a cache directory of its own; returns once it is registered."""
         environment = {"NVGEMM_AOT_CACHE": str(self.directory / name)} | environment
         process = self._start(
@@ -39,9 +42,11 @@ class Fleet:
             self.address,
             *("--no-nanny", "--nthreads", str(threads)),
             *("--local-directory", str(self.directory / f"{name}.scratch")),
+            *(argument for module in preload for argument in ("--preload", module)),
             environment=environment,
         )
         self._wait_for(name, r"Registered to: +(tcp://[0-9.:]+)")
+        self.workers.append(process)
         return process
 
     def output(self, name: str) -> str:
