@@ -133,6 +133,6 @@ def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: P
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
         ) as empty,
-        pytest.raises(ExecutorError, match="has no workers, for .* s; start some"),
+        pytest.raises(ExecutorError, match=r"has no workers, for .* s; start some"),
     ):
         run(manifest, tmp_path / "dask", empty.scheduler_address)

@@ -398,9 +398,8 @@ class _Run:
 
     def _next_batch(self, threads: int) -> _Batch:
         """Takes groups of one kind for a batch: smaller ones towards the end, so that all end."""
-        waiting = sum(len(group.tasks) for group in self._waiting)
         fitting = round(_BATCH_SECONDS / self._kernel_seconds)
-        most = min(fitting, _MOST_BATCH_KERNELS, -(-waiting // (2 * threads)))
+        most = min(fitting, _MOST_BATCH_KERNELS, -(-len(self._waiting) // (2 * threads)))
         first = self._waiting.popleft()
         groups, kernels = [first], len(first.tasks)
         while self._waiting and not first.deaths:
