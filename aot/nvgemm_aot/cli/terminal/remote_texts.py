@@ -33,6 +33,8 @@ def remote_document(remote: RemoteCache | None) -> dict[str, Any] | None:
     counts = remote.statistics
     return {
         "address": counts.address,
+        "reads": remote.trust.reads,
+        "writes": remote.trust.writes,
         "hits": counts.hits,
         "misses": counts.misses,
         "refused": dict(counts.refused),
@@ -51,10 +53,18 @@ def remote_line(document: dict[str, Any] | None) -> list[str]:
         return []
     refused = sum(document["refused"].values())
     parts = [
-        f"{document['hits']} fetched ({size_text(document['bytes_down'])})",
-        f"{document['misses']} not there",
+        *(
+            [
+                f"{document['hits']} fetched ({size_text(document['bytes_down'])})",
+                f"{document['misses']} not there",
+            ]
+            if document["reads"]
+            else ["not read"]
+        ),
         *([f"{refused} refused"] if refused else []),
-        f"{document['pushed']} sent ({size_text(document['bytes_up'])})",
+        f"{document['pushed']} sent ({size_text(document['bytes_up'])})"
+        if document["writes"]
+        else "not written",
         f"{document['seconds']:.1f} s waited",
     ]
     ending = "; given up" if document["off"] else ""

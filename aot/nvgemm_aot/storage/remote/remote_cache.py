@@ -135,6 +135,7 @@ class RemoteCache:
     ) -> None:
         if kind is None or issubclass(kind, Exception):
             self.flush()
+        self._off.set()  # what still runs must neither go on nor warn
         self._store.close()
 
     def fetch(self, keys: Iterable[str], into: Cache, check: Check) -> frozenset[str]:
