@@ -15,14 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from dask_fleet import SUPPORT, Fleet, fleet
+from dask_fleet import SUPPORT, Fleet, fleet, name_certificates
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.executor import dask_workers, scheduler_connection
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
 from nvgemm_aot.pipeline.pipeline import BuildResult, build
 from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.storage.private_key import make_key
 from nvgemm_aot.storage.remote.remote_cache import open_remote
 from nvgemm_runtime.errors import ExecutorError
+from nvgemm_runtime.installed.policy import public_text
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +78,53 @@ def run(
 
 def bundles_of(result: BuildResult) -> list[bytes]:
     return [bundle.path.read_bytes() for bundle in result.bundles]
+
+
+REAL = """
+version: 1
+name: real
+targets: [sm_100f, {arch: sm_90a, device: H200}]
+candidates: 2
+gemms: [{dtype: bf16, mnk: [[8, 4096, 4096]]}]
+"""
+
+
+def test_real_kernels_come_signed_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE_TRUST", "0")
+    name_certificates(monkeypatch, tmp_path / "tls")
+    keys = {name: tmp_path / f"{name}.pem" for name in ("known", "unknown")}
+    public = {name: make_key(path).public for name, path in keys.items()}
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"keys: [{{name: fleet, ed25519: {public_text(public['known'])}}}]\n")
+    (tmp_path / "real.yaml").write_text(REAL)
+
+    def command(out: str, *options: str) -> subprocess.CompletedProcess[str]:
+        places = ("-o", str(tmp_path / out), "--cache-dir", str(tmp_path / f"{out}.cache"))
+        return subprocess.run(
+            [sys.executable, "-m", "nvgemm_aot", "build", *places, "real.yaml", *options],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "NVGEMM_AOT_POLICY": str(policy)},
+        )
+
+    with fleet(tmp_path / "fleet") as machines:
+        machines.worker("unknown", NVGEMM_AOT_SIGNING_KEY=str(keys["unknown"]))
+        refused = command("refused", "--executor", machines.address)
+        assert refused.returncode == ExecutorError.exit_code
+        assert "is not in the policy" in refused.stderr
+        machines.worker("known", threads=2, NVGEMM_AOT_SIGNING_KEY=str(keys["known"]))
+        done = command("dask", "--executor", machines.address, "--strict")
+        assert done.returncode == 0, done.stderr
+        assert machines.address.startswith("tls://")
+    monkeypatch.delenv("NVGEMM_AOT_REMOTE_CACHE")
+    assert command("alone").returncode == 0
+    contents = [
+        {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
+        for out in ("dask", "alone")
+    ]
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 2
 
 
 def name_operators(monkeypatch: pytest.MonkeyPatch, *operators: str) -> None:
