@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import (
@@ -20,6 +20,7 @@ from nvgemm_runtime.errors import (
     ToolchainError,
     install_command,
 )
+from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installed.ownership import writable_by_others
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
@@ -123,11 +124,13 @@ class Failure:
 class TaskResult:
     """A worker's answer to a task.
 
-    ``was_there`` is True if another process compiled the kernel in the meantime.
+    ``was_there`` is True if another process compiled the kernel in the meantime, ``is_shared`` if
+    the remote cache has it.
     """
 
     failure: Failure | None = None
     was_there: bool = False
+    is_shared: bool = False
 
 
 class KernelWorkers(Protocol):
@@ -162,19 +165,7 @@ def make_tasks(
         ToolchainError: If the builder is incomplete.
         TargetError: If the device profile lacks a number that a kernel needs.
     """
-    platform = target.target.platform
-    shared = {
-        part.name: {
-            "provider": part.name,
-            "recipe": target_recipe(part, target.target),
-            "launcher": LAUNCHER,
-            "target": target.target.key,
-            "toolchain": versions_of(part, target.target),
-            "linker": linker.linker_version(platform),
-            "linker_flags": linker.linker_flags(platform),
-        }
-        for part in provider_parts(provider)
-    }
+    shared = {part.name: code_inputs(part, target.target) for part in provider_parts(provider)}
 
     def key(candidate: Candidate) -> str:
         limits = candidate.design.cluster_limits
@@ -192,6 +183,23 @@ def make_tasks(
     return tuple(
         Task(candidate=candidate, target=target, key=key(candidate)) for candidate in limited
     )
+
+
+def code_inputs(part: Provider, target: Target) -> dict[str, Any]:
+    """Returns everything in cache keys that all kernels of a provider for a target share.
+
+    Raises:
+        ToolchainError: If the builder is incomplete.
+    """
+    return {
+        "provider": part.name,
+        "recipe": target_recipe(part, target),
+        "launcher": LAUNCHER,
+        "target": target.key,
+        "toolchain": versions_of(part, target),
+        "linker": linker.linker_version(target.platform),
+        "linker_flags": linker.linker_flags(target.platform),
+    }
 
 
 def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candidate:
@@ -342,7 +350,7 @@ def compile_all(
                 failures.append(outcome.failure)
             elif not outcome.was_there:
                 compiled += 1
-                if remote is not None:
+                if remote is not None and not outcome.is_shared:
                     push_kernel(task.key, cache, remote, keeps_ptx=task.keeps_ptx)
             report(done, len(missing))
     failed = {failure.task.key: failure for failure in failures}

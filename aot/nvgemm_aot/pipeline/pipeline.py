@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -249,6 +249,7 @@ def build(
     rankings: Rankings | None = None,
     prunes: bool = False,
     remote: RemoteCache | None = None,
+    executor: Callable[[Cache], KernelWorkers] | None = None,
 ) -> BuildResult:
     """Builds a manifest's bundles, one per target.
 
@@ -269,6 +270,8 @@ def build(
         rankings: Measured times, which replace estimates where they fit.
         prunes: True to drop kernels that win nowhere; see `keep_winners`.
         remote: Remote cache, or None.
+        executor: Creates the workers that compile into the cache it gets; by default compiler
+            processes on this machine.
 
     Raises:
         ManifestError: If a target's bundle would be too large for readers.
@@ -282,9 +285,9 @@ def build(
     count = jobs or default_jobs()
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(private_cache(cache))
-        workers: KernelWorkers | None = None
+        workers = executor(cache) if executor is not None else None
         lookups = look_up_plans(manifest, cache, source, rankings, remote)
-        if any(lookup.stored is None for lookup in lookups):
+        if workers is None and any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start, so both run at once.
             workers = stack.enter_context(
                 ProviderWorkers(

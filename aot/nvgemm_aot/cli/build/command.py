@@ -14,6 +14,13 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.gemm.problem import Problem
 
+from ...pipeline.executor.scheduler_connection import LOCAL
+from ..terminal.executors import (
+    checked_executor,
+    executor_option,
+    insecure_option,
+    open_executor,
+)
 from ..terminal.printing import (
     keep_stdout,
     print_result,
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
 @click.argument("manifest", type=ANY_PATH)
 @out_directory_option("Directory for the bundles (and the wheel).")
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+@executor_option
+@insecure_option
 @click.option("--strict", is_flag=True, help="Fail if a target lacks any kernel.")
 @click.option(
     "--shard",
@@ -91,6 +100,8 @@ def build(
     manifest: Path,
     out: Path,
     jobs: int | None,
+    executor: str,
+    insecure_executor: bool,
     strict: bool,
     shard: Shard | None,
     dry_run: bool,
@@ -126,6 +137,12 @@ def build(
         raise click.UsageError("--wheel-version needs --wheel")
     if shard and (wheel or dry_run or prune):
         raise click.UsageError("--shard cannot be combined with --wheel, --dry-run or --prune")
+    executor = checked_executor(executor, allow_insecure=insecure_executor)
+    if executor != LOCAL and (jobs or shard or dry_run):
+        raise click.UsageError(
+            "--executor cannot be combined with --jobs (a worker's threads are its compiler "
+            "processes), --shard or --dry-run"
+        )
     if estimates_only and rankings:
         raise click.UsageError("--estimates-only cannot be combined with --rankings")
     declared = load_manifest(find_manifest(manifest))
@@ -162,7 +179,10 @@ def build(
         return
     if wheel:
         runtime = prepare_wheels(out, name=declared.name, version=wheel_version or __version__)
-    with open_remote_cache() as remote:
+    with (
+        open_remote_cache() as remote,
+        open_executor(executor, remote, allow_insecure=insecure_executor) as workers,
+    ):
         with report_progress("Compiling") as report, keep_stdout():
             result = pipeline.build(
                 declared,
@@ -174,6 +194,7 @@ def build(
                 rankings=measured,
                 prunes=prune,
                 remote=remote,
+                executor=workers,
             )
         sign_written((bundle.path for bundle in result.bundles), key)
         document = build_document(result, files) | {"remote_cache": remote_document(remote)}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
 import re
-import ssl
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -93,6 +91,8 @@ def connect(address: str, *, allow_insecure: bool = False) -> Iterator[Any]:
         ToolchainError: If distributed is not installed.
     """
     checked = check_address(address, allow_insecure=allow_insecure)
+    import asyncio
+
     try:
         import distributed
         from distributed.security import Security
@@ -126,6 +126,8 @@ def connect(address: str, *, allow_insecure: bool = False) -> Iterator[Any]:
 
 async def _greet(address: str, arguments: dict[str, Any]) -> None:
     """Connects to a scheduler and exchanges greetings, within `CONNECT_SECONDS`."""
+    import asyncio
+
     from distributed.comm import connect
 
     connecting = connect(address, timeout=CONNECT_SECONDS, **arguments)
@@ -145,6 +147,9 @@ def _silence(distributed: Any) -> None:
 
 def _unreachable_text(address: str, error: BaseException) -> str:
     """Returns the message for a connection that failed, with the next step for its cause."""
+    import asyncio
+    import ssl
+
     causes = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)

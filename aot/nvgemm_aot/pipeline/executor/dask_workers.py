@@ -1,0 +1,570 @@
+"""Deals kernels to the workers of a Dask scheduler; kernels come back through the remote cache.
+
+Each batch is given to one worker by address, so workers that cannot compile for this build get
+none, and a kernel that ends its worker is not tried on all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import math
+import pickle
+import queue
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvgemm_runtime.errors import ExecutorError, count_text, one_line
+from nvgemm_runtime.settings import (
+    POLICY_VARIABLE,
+    REMOTE_CACHE_TRUST_VARIABLE,
+    REMOTE_CACHE_VARIABLE,
+)
+
+from ...storage.build_cache import Cache
+from ...storage.remote.remote_cache import RemoteCache
+from ...storage.remote.transfers import Transfers
+from ..cache_entries.remote_kernels import fetch_kernels
+from ..compiler import Failure, Task, TaskOutcome, TaskResult, group_by_device_code
+from ..workers import WorkerDied
+from .fleet_worker import TRIAL_PAYLOAD, Request, check_worker, compile_batch
+from .worker_facts import facts_for, kinds_of
+
+_log = logging.getLogger(__name__)
+
+MAX_WORKER_DEATHS = 3
+"""Dask workers that may end while they have a kernel, before it counts as one that failed."""
+
+_PATIENCE_SECONDS = 120.0
+"""Longest time without any worker that can compile, in seconds: new machines take a minute."""
+
+_ANSWER_SECONDS = 30.0
+"""Longest time for the scheduler to answer a question, in seconds."""
+
+_REFRESH_SECONDS = 1.0
+
+_TICK_SECONDS = 0.2
+
+_BATCH_SECONDS = 3.0
+"""Duration of a batch: long beside the scheduler's milliseconds, and a short wait at the end."""
+
+_USUAL_KERNEL_SECONDS = 0.6
+"""Compile time of a kernel, until this build has measured it."""
+
+_MOST_BATCH_KERNELS = 64
+
+_BATCHES_PER_THREAD = 2
+"""Batches that a worker's thread has at once: one in work, and one so that it need not wait."""
+
+_COLLECTORS = 8
+"""Threads that fetch kernels."""
+
+_MOST_REASON = 500
+
+_CONTINUE = "run the same command again: finished kernels are in the cache"
+
+Events = queue.SimpleQueue[Callable[[], Iterator[TaskOutcome]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Tasks with the same device code, and how many workers ended while they had them."""
+
+    tasks: tuple[Task, ...]
+    deaths: int = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class _Batch:
+    """Groups that one worker has. ``future`` is the scheduler's; ``is_done`` if it was handled."""
+
+    groups: Sequence[_Group]
+    future: Any = None
+    is_done: bool = False
+
+    @property
+    def tasks(self) -> list[Task]:
+        return [task for group in self.groups for task in group.tasks]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Member:
+    """A worker process. It is usable once it was checked, unless there is a reason against it."""
+
+    address: str
+    threads: int
+    is_running: bool
+    is_checked: bool = False
+    reason: str | None = None
+    check: Any = None
+    batches: set[_Batch] = field(default_factory=set)
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_checked and self.reason is None and self.is_running
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """A batch's answer: results in task order, or why the worker cannot go on, or both.
+
+    Neither means that the worker ended.
+    """
+
+    results: Sequence[dict[str, Any]] = ()
+    reason: str | None = None
+    seconds: float | None = None
+
+    @property
+    def is_death(self) -> bool:
+        return not self.results and self.reason is None
+
+
+class DaskWorkers:
+    """Workers of a Dask scheduler as the workers of a build; see `KernelWorkers`.
+
+    Args:
+        client: A ``distributed.Client``.
+        remote: Remote cache through which kernels come.
+        cache: Build cache into which they are fetched.
+        patience_seconds: Longest time without any worker that can compile.
+
+    Raises:
+        ExecutorError: If nothing can be read from the remote cache.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        remote: RemoteCache | None,
+        cache: Cache,
+        *,
+        patience_seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
+        self._client = client
+        self._remote = require_remote(remote)
+        self._cache = cache
+        self._patience_seconds = patience_seconds
+
+    def run(self, items: Sequence[Task], /) -> Iterator[TaskOutcome]:
+        """Runs all tasks; see `Workers.run`. Whatever is queued is cancelled at the end.
+
+        Raises:
+            ExecutorError: If the scheduler is lost, or no worker can compile.
+        """
+        run = _Run(self._client, self._remote, self._cache, items, self._patience_seconds)
+        try:
+            yield from run.outcomes()
+        finally:
+            run.release()
+
+
+def require_remote(remote: RemoteCache | None) -> RemoteCache:
+    """Requires a remote cache whose entries this process takes.
+
+    Raises:
+        ExecutorError: If there is none, with the variables to set.
+    """
+    if remote is None:
+        raise ExecutorError(
+            "an executor's kernels come through a cache that its workers and this machine share: "
+            f"set {REMOTE_CACHE_VARIABLE} here and on the workers, as to s3://bucket/prefix"
+        )
+    if not remote.trust.reads:
+        raise ExecutorError(
+            "an executor's kernels come through the remote cache, of which nothing is taken here: "
+            f"set {POLICY_VARIABLE} to a policy with the workers' keys, or "
+            f"{REMOTE_CACHE_TRUST_VARIABLE}=1 to trust everyone who can write the store"
+        )
+    return remote
+
+
+def _expression(function: Callable[..., str]) -> str:
+    """Returns an expression that calls a function of this package with ``request``.
+
+    The scheduler unpickles what it passes on. It knows `eval`, and need not have nvgemm-aot.
+    """
+    module, name = function.__module__, function.__name__
+    return f"__import__({module!r}, fromlist=[{name!r}]).{name}(request)"
+
+
+class _Run:
+    """One run: the workers, what waits, and what is on its way.
+
+    Only the thread that iterates over `outcomes` changes this state. Other threads wait for the
+    scheduler and the remote cache, and put events into a queue.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        remote: RemoteCache,
+        cache: Cache,
+        tasks: Sequence[Task],
+        patience_seconds: float,
+    ) -> None:
+        self._client = client
+        self._remote = remote
+        self._cache = cache
+        self._address = client.scheduler.address
+        self._patience_seconds = patience_seconds
+        self._threads = Transfers(_COLLECTORS)
+        self._asking = Transfers(1)
+        self._events: Events = queue.SimpleQueue()
+        groups = group_by_device_code(sorted(tasks, key=lambda task: str(task.process_kind)))
+        self._waiting = deque(_Group(tasks=group) for group in groups)
+        self._left = len(tasks)
+        self._members: dict[str, _Member] = {}
+        self._kernel_seconds = _USUAL_KERNEL_SECONDS
+        self._refreshed = -math.inf
+        self._alone_since: float | None = None
+        self._facts = facts_for(kinds_of(tasks))
+        self._check_request = json.dumps(
+            {
+                "facts": self._facts,
+                "kinds": [
+                    (provider, target.arch, target.platform, target.cuda)
+                    for provider, target in kinds_of(tasks)
+                ],
+            }
+        )
+
+    def outcomes(self) -> Iterator[TaskOutcome]:
+        """Yields each task with its result, as they come."""
+        while self._left:
+            self._refresh()
+            self._require_worker()
+            self._deal()
+            with contextlib.suppress(queue.Empty):
+                for outcome in self._events.get(timeout=_TICK_SECONDS)():
+                    self._left -= 1
+                    yield outcome
+
+    def release(self) -> None:
+        """Gives up what is queued; workers finish and store the batches that they have begun."""
+        for member in self._members.values():
+            for future in (member.check, *(batch.future for batch in member.batches)):
+                if future is not None:
+                    future.release()
+
+    def _refresh(self) -> None:
+        """Looks, once a second, for workers that came or went.
+
+        Raises:
+            ExecutorError: If the scheduler is lost.
+        """
+        if time.monotonic() < self._refreshed + _REFRESH_SECONDS:
+            return
+        workers = self._ask_for_workers()
+        self._refreshed = time.monotonic()
+        for address in self._members.keys() - workers.keys():
+            self._lose(self._members.pop(address))
+        for address, info in workers.items():
+            member = self._members.get(address)
+            if member is None:
+                member = _Member(address=address, threads=int(info["nthreads"]), is_running=True)
+                self._members[address] = member
+                self._check(member)
+            member.is_running = info.get("status", "running") == "running"
+
+    def _ask_for_workers(self) -> dict[str, Any]:
+        """Returns the scheduler's workers by address."""
+        asked = self._asking.submit(self._client.scheduler_info)
+        end = time.monotonic() + _ANSWER_SECONDS
+        while self._client.status == "running":
+            wait([asked], timeout=_TICK_SECONDS)
+            if asked.done() and asked.exception() is None:
+                workers: dict[str, Any] = asked.result()["workers"]
+                return workers
+            if asked.done() or time.monotonic() > end:
+                raise ExecutorError(
+                    f"executor {self._address}: the scheduler does not answer, for "
+                    f"{_ANSWER_SECONDS:g} s; {_CONTINUE}"
+                )
+        raise ExecutorError(
+            f"executor {self._address}: the connection to the scheduler was lost; {_CONTINUE}"
+        )
+
+    def _require_worker(self) -> None:
+        """Requires a worker that can compile, within some time.
+
+        Raises:
+            ExecutorError: If there is none, with each one's reason.
+        """
+        members = self._members.values()
+        if any(member.is_usable or member.batches for member in members):
+            self._alone_since = None
+            return
+        now = time.monotonic()
+        if self._alone_since is None:
+            self._alone_since = now
+        is_hopeless = bool(members) and all(member.reason is not None for member in members)
+        if not is_hopeless and now < self._alone_since + self._patience_seconds:
+            return
+        by_reason: dict[str, list[str]] = {}
+        for member in members:
+            reason = member.reason or (
+                "it has not answered: is it busy with other work?"
+                if member.is_running
+                else "it is paused: its memory is full"
+            )
+            by_reason.setdefault(reason, []).append(member.address)
+        if not by_reason:
+            raise ExecutorError(
+                f"executor {self._address} has no workers, for {self._patience_seconds:g} s; start "
+                f"some (dask worker {self._address}), and {_CONTINUE}"
+            )
+        lines = [f"  {_names(addresses)}: {reason}" for reason, addresses in by_reason.items()]
+        raise ExecutorError(
+            "\n".join(
+                [
+                    f"executor {self._address}: none of {count_text(len(members), 'worker')} can "
+                    f"compile for this build; mend one, and {_CONTINUE}",
+                    *lines,
+                ]
+            )
+        )
+
+    def _check(self, member: _Member) -> None:
+        """Begins to ask a worker if it can compile for this build."""
+        member.check = self._submit(check_worker, self._check_request, member)
+        self._when_done(member.check, functools.partial(self._collect_check, member))
+
+    def _collect_check(self, member: _Member, future: Any) -> Callable[[], Iterator[TaskOutcome]]:
+        answer = _read(future)
+        if answer is None:  # the worker ended, which the next look at the workers shows
+            return _nothing
+        reason = answer.get("reason")
+        if reason is None:
+            reason = self._trial_fault(str(answer["trial_key"]))
+        return functools.partial(self._on_check, member, reason)
+
+    def _trial_fault(self, key: str) -> str | None:
+        """Returns the reason that a worker's entries do not count here, or None."""
+        reasons: list[str] = []
+
+        def check(_: str, payload: bytes) -> str | None:
+            return None if payload == TRIAL_PAYLOAD else "it is not a worker's trial entry"
+
+        before = self._remote.statistics.refused
+        if self._remote.fetch([key], self._cache, check):
+            return None
+        after = self._remote.statistics
+        reasons = [text for text, count in after.refused.items() if count > before.get(text, 0)]
+        if after.off is not None:
+            return f"this machine's remote cache does not answer: {after.off}"
+        return (
+            f"its entries do not reach {self._remote.address}, this machine's remote cache: "
+            f"{'; '.join(reasons) or 'its cache is another one'}"
+        )
+
+    def _on_check(self, member: _Member, reason: str | None) -> Iterator[TaskOutcome]:
+        member.is_checked = True
+        member.check = None
+        if reason is not None:
+            self._refuse(member, reason)
+        return iter(())
+
+    def _refuse(self, member: _Member, reason: str) -> None:
+        """Gives a worker no more kernels; says so once for each reason."""
+        if member.reason is not None:
+            return
+        text = one_line(reason)[:_MOST_REASON]
+        is_new = all(other.reason != text for other in self._members.values())
+        member.reason = text
+        _log.log(
+            logging.WARNING if is_new else logging.INFO,
+            "executor %s: worker %s gets no kernels: %s",
+            *(self._address, member.address, text),
+        )
+
+    def _deal(self) -> None:
+        """Gives batches to the workers that have room, those with the fewest first."""
+        usable = [member for member in self._members.values() if member.is_usable]
+        threads = sum(member.threads for member in usable)
+        while self._waiting and usable:
+            member = min(usable, key=lambda member: len(member.batches) / member.threads)
+            if len(member.batches) >= _BATCHES_PER_THREAD * member.threads:
+                return
+            self._send(member, self._next_batch(threads))
+
+    def _next_batch(self, threads: int) -> _Batch:
+        """Takes groups of one kind for a batch: smaller ones towards the end, so that all end."""
+        fitting = round(_BATCH_SECONDS / self._kernel_seconds)
+        most = min(fitting, _MOST_BATCH_KERNELS, -(-len(self._waiting) // (2 * threads)))
+        first = self._waiting.popleft()
+        groups, kernels = [first], len(first.tasks)
+        while self._waiting and not first.deaths:
+            following = self._waiting[0]
+            kernels += len(following.tasks)
+            is_alike = following.tasks[0].process_kind == first.tasks[0].process_kind
+            if following.deaths or kernels > most or not is_alike:
+                break
+            groups.append(self._waiting.popleft())
+        return _Batch(groups=groups)
+
+    def _send(self, member: _Member, batch: _Batch) -> None:
+        groups = tuple(group.tasks for group in batch.groups)
+        request = pickle.dumps(Request(groups=groups, facts=self._facts))
+        batch.future = self._submit(compile_batch, request, member)
+        member.batches.add(batch)
+        self._when_done(batch.future, functools.partial(self._collect_batch, member, batch))
+
+    def _submit(self, function: Callable[..., str], request: object, member: _Member) -> Any:
+        """Submits a call of a function of this package to one worker."""
+        return self._client.submit(
+            *(eval, _expression(function), {"request": request}),
+            key=f"nvgemm-{function.__name__}-{uuid.uuid4().hex}",
+            workers=[member.address],
+        )
+
+    def _when_done(
+        self, future: Any, collect: Callable[[Any], Callable[[], Iterator[TaskOutcome]]]
+    ) -> None:
+        """Collects a future in another thread once it is done, and queues the event."""
+
+        def work() -> None:
+            try:
+                event = collect(future)
+            except BaseException as error:
+                event = functools.partial(_raise, error)
+            self._events.put(event)
+
+        future.add_done_callback(lambda _: self._threads.submit(work))
+
+    def _collect_batch(
+        self, member: _Member, batch: _Batch, future: Any
+    ) -> Callable[[], Iterator[TaskOutcome]]:
+        document = _read(future)
+        answer = _Answer() if document is None else _Answer(**document)
+        there = self._fetch(task for task, _ in _successes(batch, answer))
+        return functools.partial(self._on_answer, member, batch, answer, there)
+
+    def _fetch(self, tasks: Iterable[Task]) -> frozenset[str]:
+        """Fetches kernels; returns the keys of those that came."""
+        return fetch_kernels({task.key: task.expected for task in tasks}, self._cache, self._remote)
+
+    def _lose(self, member: _Member) -> None:
+        """Handles the batches of a worker that is gone."""
+        for batch in member.batches:
+            collect = functools.partial(self._collect_batch, member, batch)
+            self._threads.submit(
+                lambda collect=collect: self._events.put(collect(None))  # type: ignore[misc]
+            )
+
+    def _on_answer(
+        self, member: _Member, batch: _Batch, answer: _Answer, there: frozenset[str]
+    ) -> Iterator[TaskOutcome]:
+        """Yields the results of a batch; lets the rest wait for another worker."""
+        if batch.is_done:
+            return
+        batch.is_done = True
+        member.batches.discard(batch)
+        batch.future.release()
+        if answer.seconds is not None and answer.results:
+            self._kernel_seconds += (max(answer.seconds, 0.001) - self._kernel_seconds) / 4
+        results = {task.key: result for task, result in _pairs(batch, answer)}
+        succeeded = {task.key for task, _ in _successes(batch, answer)}
+        lost: list[_Group] = []
+        for group in batch.groups:
+            missing = []
+            for task in group.tasks:
+                result = results[task.key]
+                if task.key in there:
+                    yield task, TaskResult(was_there=_was_there(result), is_shared=True)
+                elif task.key in succeeded or result is None:
+                    missing.append(task)
+                else:
+                    yield task, TaskResult(failure=_failure(task, result))
+            if missing:
+                lost.append(_Group(tasks=tuple(missing), deaths=group.deaths))
+        if answer.is_death:
+            yield from self._count_deaths(member, lost, is_alone=len(batch.groups) == 1)
+            return
+        if answer.reason is not None:
+            self._refuse(member, answer.reason)
+        elif lost:
+            self._cache.require_writable()
+            self._refuse(member, "kernels that it compiled do not arrive in the remote cache")
+        if lost and (off := self._remote.statistics.off):
+            raise ExecutorError(
+                f"executor {self._address}: kernels cannot be fetched: the remote cache "
+                f"{self._remote.address} was given up: {off}; {_CONTINUE}"
+            )
+        self._waiting.extendleft(reversed(lost))
+
+    def _count_deaths(
+        self, member: _Member, groups: Sequence[_Group], *, is_alone: bool
+    ) -> Iterator[TaskOutcome]:
+        """Lets groups wait for another worker, or gives up one that ended several workers."""
+        for group in groups:
+            deaths = group.deaths + 1
+            if is_alone and deaths >= MAX_WORKER_DEATHS:
+                text = f"with {deaths} workers of the executor, the last {member.address}"
+                for task in group.tasks:
+                    yield task, WorkerDied(text)
+            else:
+                self._waiting.append(_Group(tasks=group.tasks, deaths=deaths))
+
+
+def _pairs(batch: _Batch, answer: _Answer) -> Iterator[tuple[Task, dict[str, Any] | None]]:
+    """Yields each task with its result, or None if the worker gave none."""
+    yield from itertools.zip_longest(batch.tasks, answer.results)
+
+
+def _successes(batch: _Batch, answer: _Answer) -> Iterator[tuple[Task, dict[str, Any] | None]]:
+    """Yields the tasks that compiled, or may have before the worker ended."""
+    for task, result in _pairs(batch, answer):
+        if (result is None and answer.is_death) or (result and result["failure"] is None):
+            yield task, result
+
+
+def _was_there(result: dict[str, Any] | None) -> bool:
+    return result is not None and bool(result["was_there"])
+
+
+def _failure(task: Task, result: dict[str, Any]) -> Failure:
+    return Failure(
+        task=task, reason=str(result["failure"]), is_transient=bool(result["is_transient"])
+    )
+
+
+def _read(future: Any) -> dict[str, Any] | None:
+    """Returns a future's answer, with a reason if it failed; None if its worker ended."""
+    from distributed.scheduler import KilledWorker
+
+    if future is None or future.status not in ("finished", "error"):
+        return None
+    try:
+        if future.status == "finished":
+            answer: dict[str, Any] = json.loads(future.result(timeout=_ANSWER_SECONDS))
+            return answer
+        error = future.exception(timeout=_ANSWER_SECONDS)
+    except Exception:  # the worker ended before its answer could be read
+        return None
+    if isinstance(error, KilledWorker):
+        return None
+    if isinstance(error, ModuleNotFoundError):
+        return {"reason": f"nvgemm-aot of this release is not installed there: {error}"}
+    return {"reason": f"{type(error).__name__}: {error}"}
+
+
+def _nothing() -> Iterator[TaskOutcome]:
+    return iter(())
+
+
+def _raise(error: BaseException) -> Iterator[TaskOutcome]:
+    raise error
+
+
+def _names(addresses: Sequence[str]) -> str:
+    others = len(addresses) - 1
+    return f"{addresses[0]}{f' and {others} more' if others else ''}"

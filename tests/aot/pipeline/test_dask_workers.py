@@ -1,0 +1,138 @@
+"""Dealing kernels to a scheduler's workers, all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpu_provider import _InThisProcess
+from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.pipeline.executor import dask_workers, fleet_worker
+from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
+from nvgemm_aot.pipeline.executor.scheduler_connection import connect
+from nvgemm_aot.pipeline.pipeline import BuildResult, build
+from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.storage.remote.remote_cache import open_remote
+from nvgemm_runtime.errors import ExecutorError
+
+distributed = pytest.importorskip("distributed", reason="needs distributed, of the extra fleet")
+
+TEXT = """
+version: 1
+name: some
+targets: [sm_100f, {arch: sm_90a, device: H200}]
+candidates: 24
+providers: ["fake_provider:FakeProvider"]
+gemms: [{dtype: bf16, mnk: [[16, 512, 256]]}]
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    (tmp_path / "some.yaml").write_text(TEXT)
+    return load_manifest(tmp_path / "some.yaml")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A scheduler whose workers are threads of this process."""
+    with distributed.LocalCluster(
+        n_workers=1,
+        threads_per_worker=2,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+    ) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE", f"file://{tmp_path}/shared")
+    monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE_TRUST", "1")
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "worker.cache"))
+    monkeypatch.setenv("FAKE_OPERATORS", "one two three fail")
+    monkeypatch.setattr(fleet_worker, "_remote", None)
+    monkeypatch.setattr(fleet_worker, "_compilers", fleet_worker._Compilers())
+    monkeypatch.setattr(fleet_worker, "ProviderWorkers", _InThisProcess)
+    monkeypatch.setattr(dask_workers, "_TICK_SECONDS", 0.02)
+
+
+def run(
+    declared: Manifest, directory: Path, address: str, progress: list[tuple[int, int]] | None = None
+) -> BuildResult:
+    with connect(address) as client, open_remote() as remote:  # type: ignore[union-attr]
+        return build(
+            declared,
+            directory / "out",
+            Cache(directory / "cache"),
+            progress=None if progress is None else lambda *counts: progress.append(counts),
+            remote=remote,
+            executor=lambda cache: DaskWorkers(client, remote, cache, patience_seconds=0.5),
+        )
+
+
+@pytest.mark.usefixtures("compiled_here")
+def test_bundles_equal_a_local_builds(
+    manifest: Manifest, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    progress: list[tuple[int, int]] = []
+    result = run(manifest, tmp_path / "dask", cluster.scheduler_address, progress)
+    assert result.compiled == 6
+    assert sorted(log.read_text().split()) == ["fail"] * 2 + sorted(["one", "two", "three"] * 2)
+    assert progress == [(done, 8) for done in range(9)]
+    [failure] = result.bundles[0].failures
+    assert (failure.reason, failure.is_transient) == ("fail: told to fail", False)
+    log.write_text("")
+    again = run(manifest, tmp_path / "again", cluster.scheduler_address)
+    assert (again.compiled, log.read_text().split()) == (0, ["fail", "fail"])
+    monkeypatch.delenv("NVGEMM_AOT_REMOTE_CACHE")
+    alone = build(manifest, tmp_path / "alone", Cache(tmp_path / "alone.cache"))
+    contents = [
+        [bundle.path.read_bytes() for bundle in one.bundles] for one in (result, again, alone)
+    ]
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_a_worker_whose_kernels_do_not_arrive_gets_no_more(
+    manifest: Manifest, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    monkeypatch.setattr(fleet_worker, "push_kernel", lambda *_, **__: None)
+    with pytest.raises(ExecutorError, match="none of 1 worker can compile") as caught:
+        run(manifest, tmp_path / "dask", cluster.scheduler_address)
+    assert f"{cluster.workers[0].address}: kernels that it compiled do not arrive" in str(
+        caught.value
+    )
+    compiled = log.read_text().split()
+    assert all(compiled.count(name) <= 2 for name in {*compiled} - {"fail"})  # once for a target
+
+
+def test_a_provider_that_a_worker_lacks_is_a_reason(
+    manifest: Manifest, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_missing(_: str) -> str:
+        raise ModuleNotFoundError("No module named 'nvgemm_aot'")
+
+    monkeypatch.setattr(fleet_worker, "check_worker", raise_missing)
+    raise_missing.__module__, raise_missing.__name__ = fleet_worker.__name__, "check_worker"
+    with pytest.raises(ExecutorError, match="of this release is not installed there"):
+        run(manifest, tmp_path / "dask", cluster.scheduler_address)
+
+
+def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: Path) -> None:
+    with (
+        distributed.LocalCluster(
+            n_workers=0,
+            processes=False,
+            protocol="tcp",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as empty,
+        pytest.raises(ExecutorError, match=r"has no workers, for .* s; start some"),
+    ):
+        run(manifest, tmp_path / "dask", empty.scheduler_address)
