@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.tables import emulation, results, serving
+from benchmarks.tables import emulation, fleets, results, serving
 from benchmarks.tables.goals import goals
 from benchmarks.tables.selection import Selection
 
@@ -26,6 +26,8 @@ BLOCKS: dict[str, Callable[[Selection], str]] = {
     "emulation-hopper": emulation.hopper,
     "emulation-mutants": emulation.mutants,
     "experts": results.experts,
+    "fleet-arithmetic": fleets.arithmetic,
+    "fleet-parts": fleets.parts,
     "fused": results.fused,
     "gated": results.gated,
     "gather": results.gather,
