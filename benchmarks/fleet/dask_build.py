@@ -4,8 +4,8 @@
     python -m benchmarks.fleet.dask_build overhead [--kernels 5000] [--sleep-ms 20]
 
 `scaling` compiles a manifest with one worker, and with two, each on a core of its own. Wall time is
-that of the compile stage, and then its rate once the compilers have started. Processor time, of the workers and their compilers, hardly depends on
-other work of the machine.
+that of the compile stage, followed by its rate once the compilers have started. Processor time, of
+the workers and their compilers, hardly depends on other work of the machine.
 
 `overhead` gives two workers kernels that take a fixed time to compile, by sleeping. A kernel's
 overhead is the wall time beyond the ideal, divided by the kernels. Two workers compile a usual
