@@ -4,8 +4,8 @@
     python -m benchmarks.fleet.dask_build overhead [--kernels 5000] [--sleep-ms 20]
 
 `scaling` compiles a manifest with one worker, and with two, each on a core of its own. Wall time is
-that of the compile stage. Processor time, of the workers and their compilers, hardly depends on
-other work of the machine.
+that of the compile stage, followed by its rate once the compilers have started. Processor time, of
+the workers and their compilers, hardly depends on other work of the machine.
 
 `overhead` gives two workers kernels that take a fixed time to compile, by sleeping. A kernel's
 overhead is the wall time beyond the ideal, divided by the kernels. Two workers compile a usual
@@ -45,6 +45,9 @@ from store_servers import redis_server, redis_url
 from .sleeping_workers import SLEEP_VARIABLE
 
 USUAL_KERNEL_SECONDS = 0.6
+
+_STARTED = 4
+"""Kernels after which every worker's compiler has started."""
 
 
 @contextlib.contextmanager
@@ -116,13 +119,18 @@ def scaling(manifest: str) -> None:
                     executor=lambda cache: DaskWorkers(client, remote, cache),
                 )
                 processor = processor_seconds(*(worker.pid for worker in started.workers))
-                rows.append((count, result.compiled, marks[-1][0] - marks[0][0], processor))
+                seconds = marks[-1][0] - marks[0][0]
+                started_at, before = marks[_STARTED]
+                rate = (marks[-1][1] - before) / (marks[-1][0] - started_at)
+                rows.append((count, result.compiled, seconds, rate, processor))
             contents.add(tuple(bundle.path.read_bytes() for bundle in result.bundles))
-    click.echo("| workers | kernels | compile stage, s | ratio | processor s |")
-    click.echo("| --- | --- | --- | --- | --- |")
-    for count, kernels, seconds, processor in rows:
-        ratio = rows[0][2] / seconds
-        click.echo(f"| {count} | {kernels} | {seconds:.1f} | {ratio:.2f} | {processor:.1f} |")
+    click.echo("| workers | kernels | stage, s | ratio | then, kernels/s | ratio | processor s |")
+    click.echo(f"|{' --- |' * 7}")
+    for count, kernels, seconds, rate, processor in rows:
+        click.echo(
+            f"| {count} | {kernels} | {seconds:.1f} | {rows[0][2] / seconds:.2f} "
+            f"| {rate:.2f} | {rate / rows[0][3]:.2f} | {processor:.1f} |"
+        )
     click.echo(f"bundles equal to the byte: {len(contents) == 1}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import math
@@ -19,7 +18,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, field
 from typing import Any
 
 from nvgemm_runtime.errors import ExecutorError, count_text, one_line
@@ -33,8 +31,19 @@ from ...storage.build_cache import Cache
 from ...storage.remote.remote_cache import RemoteCache
 from ...storage.remote.transfers import Transfers
 from ..cache_entries.remote_kernels import fetch_kernels
-from ..compiler import Failure, Task, TaskOutcome, TaskResult, group_by_device_code
+from ..compiler import Task, TaskOutcome, TaskResult, group_by_device_code
 from ..workers import WorkerDied
+from .batches import (
+    Answer,
+    Batch,
+    Group,
+    Member,
+    failure_of,
+    read_answer,
+    results_of,
+    successes,
+    was_there,
+)
 from .fleet_worker import TRIAL_PAYLOAD, Request, check_worker, compile_batch
 from .worker_facts import facts_for, kinds_of
 
@@ -72,60 +81,6 @@ _MOST_REASON = 500
 _CONTINUE = "run the same command again: finished kernels are in the cache"
 
 Events = queue.SimpleQueue[Callable[[], Iterator[TaskOutcome]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Group:
-    """Tasks with the same device code, and how many workers ended while they had them."""
-
-    tasks: tuple[Task, ...]
-    deaths: int = 0
-
-
-@dataclass(kw_only=True, eq=False)
-class _Batch:
-    """Groups that one worker has. ``future`` is the scheduler's; ``is_done`` if it was handled."""
-
-    groups: Sequence[_Group]
-    future: Any = None
-    is_done: bool = False
-
-    @property
-    def tasks(self) -> list[Task]:
-        return [task for group in self.groups for task in group.tasks]
-
-
-@dataclass(kw_only=True, eq=False)
-class _Member:
-    """A worker process. It is usable once it was checked, unless there is a reason against it."""
-
-    address: str
-    threads: int
-    is_running: bool
-    is_checked: bool = False
-    reason: str | None = None
-    check: Any = None
-    batches: set[_Batch] = field(default_factory=set)
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_checked and self.reason is None and self.is_running
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """A batch's answer: results in task order, or why the worker cannot go on, or both.
-
-    Neither means that the worker ended.
-    """
-
-    results: Sequence[dict[str, Any]] = ()
-    reason: str | None = None
-    seconds: float | None = None
-
-    @property
-    def is_death(self) -> bool:
-        return not self.results and self.reason is None
 
 
 class DaskWorkers:
@@ -220,9 +175,9 @@ class _Run:
         self._asking = Transfers(1)
         self._events: Events = queue.SimpleQueue()
         groups = group_by_device_code(sorted(tasks, key=lambda task: str(task.process_kind)))
-        self._waiting = deque(_Group(tasks=group) for group in groups)
+        self._waiting = deque(Group(tasks=group) for group in groups)
         self._left = len(tasks)
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._kernel_seconds = _USUAL_KERNEL_SECONDS
         self._refreshed = -math.inf
         self._alone_since: float | None = None
@@ -270,7 +225,7 @@ class _Run:
         for address, info in workers.items():
             member = self._members.get(address)
             if member is None:
-                member = _Member(address=address, threads=int(info["nthreads"]), is_running=True)
+                member = Member(address=address, threads=int(info["nthreads"]), is_running=True)
                 self._members[address] = member
                 self._check(member)
             member.is_running = info.get("status", "running") == "running"
@@ -333,13 +288,13 @@ class _Run:
             )
         )
 
-    def _check(self, member: _Member) -> None:
+    def _check(self, member: Member) -> None:
         """Begins to ask a worker if it can compile for this build."""
         member.check = self._submit(check_worker, self._check_request, member)
         self._when_done(member.check, functools.partial(self._collect_check, member))
 
-    def _collect_check(self, member: _Member, future: Any) -> Callable[[], Iterator[TaskOutcome]]:
-        answer = _read(future)
+    def _collect_check(self, member: Member, future: Any) -> Callable[[], Iterator[TaskOutcome]]:
+        answer = read_answer(future)
         if answer is None:  # the worker ended, which the next look at the workers shows
             return _nothing
         reason = answer.get("reason")
@@ -366,14 +321,14 @@ class _Run:
             f"{'; '.join(reasons) or 'its cache is another one'}"
         )
 
-    def _on_check(self, member: _Member, reason: str | None) -> Iterator[TaskOutcome]:
+    def _on_check(self, member: Member, reason: str | None) -> Iterator[TaskOutcome]:
         member.is_checked = True
         member.check = None
         if reason is not None:
             self._refuse(member, reason)
         return iter(())
 
-    def _refuse(self, member: _Member, reason: str) -> None:
+    def _refuse(self, member: Member, reason: str) -> None:
         """Gives a worker no more kernels; says so once for each reason."""
         if member.reason is not None:
             return
@@ -396,7 +351,7 @@ class _Run:
                 return
             self._send(member, self._next_batch(threads))
 
-    def _next_batch(self, threads: int) -> _Batch:
+    def _next_batch(self, threads: int) -> Batch:
         """Takes groups of one kind for a batch: smaller ones towards the end, so that all end."""
         fitting = round(_BATCH_SECONDS / self._kernel_seconds)
         most = min(fitting, _MOST_BATCH_KERNELS, -(-len(self._waiting) // (2 * threads)))
@@ -409,16 +364,16 @@ class _Run:
             if following.deaths or kernels > most or not is_alike:
                 break
             groups.append(self._waiting.popleft())
-        return _Batch(groups=groups)
+        return Batch(groups=groups)
 
-    def _send(self, member: _Member, batch: _Batch) -> None:
+    def _send(self, member: Member, batch: Batch) -> None:
         groups = tuple(group.tasks for group in batch.groups)
         request = pickle.dumps(Request(groups=groups, facts=self._facts))
         batch.future = self._submit(compile_batch, request, member)
         member.batches.add(batch)
         self._when_done(batch.future, functools.partial(self._collect_batch, member, batch))
 
-    def _submit(self, function: Callable[..., str], request: object, member: _Member) -> Any:
+    def _submit(self, function: Callable[..., str], request: object, member: Member) -> Any:
         """Submits a call of a function of this package to one worker."""
         return self._client.submit(
             *(eval, _expression(function), {"request": request}),
@@ -441,18 +396,18 @@ class _Run:
         future.add_done_callback(lambda _: self._threads.submit(work))
 
     def _collect_batch(
-        self, member: _Member, batch: _Batch, future: Any
+        self, member: Member, batch: Batch, future: Any
     ) -> Callable[[], Iterator[TaskOutcome]]:
-        document = _read(future)
-        answer = _Answer() if document is None else _Answer(**document)
-        there = self._fetch(task for task, _ in _successes(batch, answer))
+        document = read_answer(future)
+        answer = Answer() if document is None else Answer(**document)
+        there = self._fetch(task for task, _ in successes(batch, answer))
         return functools.partial(self._on_answer, member, batch, answer, there)
 
     def _fetch(self, tasks: Iterable[Task]) -> frozenset[str]:
         """Fetches kernels; returns the keys of those that came."""
         return fetch_kernels({task.key: task.expected for task in tasks}, self._cache, self._remote)
 
-    def _lose(self, member: _Member) -> None:
+    def _lose(self, member: Member) -> None:
         """Handles the batches of a worker that is gone."""
         for batch in member.batches:
             collect = functools.partial(self._collect_batch, member, batch)
@@ -461,7 +416,7 @@ class _Run:
             )
 
     def _on_answer(
-        self, member: _Member, batch: _Batch, answer: _Answer, there: frozenset[str]
+        self, member: Member, batch: Batch, answer: Answer, there: frozenset[str]
     ) -> Iterator[TaskOutcome]:
         """Yields the results of a batch; lets the rest wait for another worker."""
         if batch.is_done:
@@ -471,21 +426,21 @@ class _Run:
         batch.future.release()
         if answer.seconds is not None and answer.results:
             self._kernel_seconds += (max(answer.seconds, 0.001) - self._kernel_seconds) / 4
-        results = {task.key: result for task, result in _pairs(batch, answer)}
-        succeeded = {task.key for task, _ in _successes(batch, answer)}
-        lost: list[_Group] = []
+        results = {task.key: result for task, result in results_of(batch, answer)}
+        succeeded = {task.key for task, _ in successes(batch, answer)}
+        lost: list[Group] = []
         for group in batch.groups:
             missing = []
             for task in group.tasks:
                 result = results[task.key]
                 if task.key in there:
-                    yield task, TaskResult(was_there=_was_there(result), is_shared=True)
+                    yield task, TaskResult(was_there=was_there(result), is_shared=True)
                 elif task.key in succeeded or result is None:
                     missing.append(task)
                 else:
-                    yield task, TaskResult(failure=_failure(task, result))
+                    yield task, TaskResult(failure=failure_of(task, result))
             if missing:
-                lost.append(_Group(tasks=tuple(missing), deaths=group.deaths))
+                lost.append(Group(tasks=tuple(missing), deaths=group.deaths))
         if answer.is_death:
             yield from self._count_deaths(member, lost, is_alone=len(batch.groups) == 1)
             return
@@ -502,7 +457,7 @@ class _Run:
         self._waiting.extendleft(reversed(lost))
 
     def _count_deaths(
-        self, member: _Member, groups: Sequence[_Group], *, is_alone: bool
+        self, member: Member, groups: Sequence[Group], *, is_alone: bool
     ) -> Iterator[TaskOutcome]:
         """Lets groups wait for another worker, or gives up one that ended several workers."""
         for group in groups:
@@ -512,49 +467,7 @@ class _Run:
                 for task in group.tasks:
                     yield task, WorkerDied(text)
             else:
-                self._waiting.append(_Group(tasks=group.tasks, deaths=deaths))
-
-
-def _pairs(batch: _Batch, answer: _Answer) -> Iterator[tuple[Task, dict[str, Any] | None]]:
-    """Yields each task with its result, or None if the worker gave none."""
-    yield from itertools.zip_longest(batch.tasks, answer.results)
-
-
-def _successes(batch: _Batch, answer: _Answer) -> Iterator[tuple[Task, dict[str, Any] | None]]:
-    """Yields the tasks that compiled, or may have before the worker ended."""
-    for task, result in _pairs(batch, answer):
-        if (result is None and answer.is_death) or (result and result["failure"] is None):
-            yield task, result
-
-
-def _was_there(result: dict[str, Any] | None) -> bool:
-    return result is not None and bool(result["was_there"])
-
-
-def _failure(task: Task, result: dict[str, Any]) -> Failure:
-    return Failure(
-        task=task, reason=str(result["failure"]), is_transient=bool(result["is_transient"])
-    )
-
-
-def _read(future: Any) -> dict[str, Any] | None:
-    """Returns a future's answer, with a reason if it failed; None if its worker ended."""
-    from distributed.scheduler import KilledWorker
-
-    if future is None or future.status not in ("finished", "error"):
-        return None
-    try:
-        if future.status == "finished":
-            answer: dict[str, Any] = json.loads(future.result(timeout=_ANSWER_SECONDS))
-            return answer
-        error = future.exception(timeout=_ANSWER_SECONDS)
-    except Exception:  # the worker ended before its answer could be read
-        return None
-    if isinstance(error, KilledWorker):
-        return None
-    if isinstance(error, ModuleNotFoundError):
-        return {"reason": f"nvgemm-aot of this release is not installed there: {error}"}
-    return {"reason": f"{type(error).__name__}: {error}"}
+                self._waiting.append(Group(tasks=group.tasks, deaths=deaths))
 
 
 def _nothing() -> Iterator[TaskOutcome]:
