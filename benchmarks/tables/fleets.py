@@ -19,17 +19,30 @@ def parts(records: Selection) -> str:
             record.run.benchmark,
             record.case.name,
             NONE if record.run.gpu is None else gpu(_product(record.run.gpu)),
-            f"{record.case.figure:.4g} {record.case.unit}",
+            f"{_number(record.case.figure)} {record.case.unit}",
             NONE
             if record.case.baseline is None
             else f"{times(record.over_baseline)} {record.case.baseline.name}",
             record.run.date or NONE,
         )
-        for benchmark in ("fleet.dask_build", "fleet.remote_cache", "fleet.tuning", "large_bundles")
-        for record in records.where(benchmark)
+        for benchmark, cases in _PARTS
+        for record in records.where(benchmark, cases)
     ]
     head = ("benchmark", "case", "GPU", "figure", "over", "date")
     return markdown(head, [(f"`{name}`", *cells) for name, *cells in rows])
+
+
+_PARTS = (
+    ("fleet.dask_build", ""),
+    ("fleet.remote_cache", ""),
+    ("fleet.tuning", ""),
+    ("large_bundles", "10000 .*, declared, version 2, .*|50000 .*"),
+)
+"""Benchmarks, and the cases that the table has."""
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _product(name: str) -> str:
@@ -78,7 +91,9 @@ def arithmetic(records: Selection) -> str:
         ("shared cache", f"{KERNELS * entry_bytes / 1e6:,.0f} MB", *([NONE] * len(WORKERS))),
         ("bundles", f"{KERNELS * bundle_bytes / 1e6:,.0f} MB", *([NONE] * len(WORKERS))),
     ]
-    return markdown(("", "in all", *(f"{count:,} workers" for count in WORKERS)), rows)
+    return markdown(
+        ("", "in all", *(f"{count:,} worker{'s' * (count > 1)}" for count in WORKERS)), rows
+    )
 
 
 def _duration(seconds: float) -> str:
