@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -105,9 +106,12 @@ def _unreadable_distributions() -> Iterator[str]:
 
 def _offered_provider(point: EntryPoint) -> Offered:
     # `entry_points` gives each entry point a distribution; one made by hand may lack it. Without
-    # metadata, the distribution has neither name nor version.
-    name = point.dist.name if point.dist is not None else None
-    version = point.dist.version if point.dist is not None else None
+    # metadata, the distribution has neither name nor version; importlib_metadata, which replaces
+    # Python's own once something imports it, raises then.
+    name = version = None
+    if point.dist is not None:
+        with contextlib.suppress(OSError):
+            name, version = point.dist.name, point.dist.version
     return Offered(
         name=point.name,
         distribution=name or "an unknown distribution",

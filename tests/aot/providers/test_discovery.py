@@ -170,7 +170,10 @@ def test_a_command_that_imports_what_reads_entry_points_says_which_are_damaged(
     assert said.endswith("; reinstall or uninstall distribution foreign")
 
 
-def test_a_package_without_metadata_has_no_name(site: Path) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_package_without_metadata_has_no_name(site: Path, replaced: bool) -> None:
+    if replaced:
+        pytest.importorskip("importlib_metadata")  # answers in Python's place from now on
     write_package(site, "good_foreign", GOOD)
     (site / "foreign-1.0.dist-info" / "METADATA").unlink()
     (found,) = [one for one in offered_providers() if one.name == "foreign"]
