@@ -13,6 +13,8 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "%": lambda value: f"{value:+.1f} %",
     "µs": lambda value: f"{value:.2f} µs",
     "s": lambda value: f"{value:.1f} s",
+    "ms": lambda value: f"{value:.1f} ms",
+    "MB": lambda value: f"{value:.1f} MB",
     "bytes": lambda value: f"{value:,.0f} bytes",
     "": lambda value: f"{value:.0f}",
 }
@@ -312,6 +314,40 @@ def _rate(selection: Selection) -> float:
     return instructions / seconds / processes
 
 
+def _overhead_percent(selection: Selection) -> float:
+    """Scheduler's part of a usual kernel's 0.6 s, which two workers share."""
+    return selection.only().case.figure / (600 / 2) * 100
+
+
+def _fleets() -> list[Goal]:
+    dask, cache, tuned = "fleet.dask_build", "fleet.remote_cache", "fleet.tuning"
+    found, grown = (f"50000 kernels, .*, version 3, {what}" for what in ("found", "growth"))
+    return [
+        Goal(title="two workers on two cores: compile stage, speed-up over one", limit=1.8,
+             at_least=True, select=_where(dask, "compile stage, 2 workers"), figure=_speedup),
+        Goal(title="the same once compilers run", limit=1.8, at_least=True,
+             select=_where(dask, "seconds a kernel once compilers run, 2 workers"),
+             figure=_speedup),
+        Goal(title="scheduler: part of a build by two workers at 5,000 kernels", limit=2, unit="%",
+             select=_where(dask, "scheduler, a kernel"), figure=_overhead_percent),
+        *(
+            Goal(title=f"69 kernels from a warm remote cache, {store}: over a warm local cache",
+                 limit=1.3, select=_where(cache, f".* kernels, {store}"), figure=_most)
+            for store in ("Redis", "S3", "directory")
+        ),
+        Goal(title="tuning on two GPUs: speed-up over one", limit=1.9, at_least=True,
+             select=_where(tuned, "measuring, 2 GPUs"), figure=_speedup),
+        Goal(title="50,000 kernels: opened and a problem found, slowest of four", limit=20,
+             unit="ms", select=_where("large_bundles", found), figure=_largest),
+        Goal(title="50,000 kernels: growth of the process, largest of four", limit=30, unit="MB",
+             select=_where("large_bundles", grown), figure=_largest),
+    ]  # fmt: skip
+
+
+def _largest(selection: Selection) -> float:
+    return max(record.case.figure for record in selection)
+
+
 GOALS = {
     "Cold start": _cold_start(),
     "GEMMs": _kernels(),
@@ -319,6 +355,7 @@ GOALS = {
     "Experts": _experts(),
     "Host time, estimates and building": _host(),
     "Emulation": _emulation(),
+    "Fleets": _fleets(),
 }
 """Goals by table heading."""
 
