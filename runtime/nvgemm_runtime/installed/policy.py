@@ -268,13 +268,12 @@ class _Reader:
             self._key(entry, f"keys[{index}]")
             for index, entry in enumerate(self._list(fields["keys"], "keys"))
         ]
-        for what, values in (
-            ("name", [key.name for key in keys]),
-            ("ed25519", [public_text(key.raw) for key in keys]),
-        ):
-            twice = next((value for value in values if values.count(value) > 1), None)
-            if twice is not None:
-                self._fail("keys", f"{what} {twice!r} stands twice", "each once")
+        for index, key in enumerate(keys):
+            for before, other in enumerate(keys[:index]):
+                if key.name == other.name:
+                    self._fail(f"keys[{index}].name", f"that of keys[{before}]", "each once")
+                if key.raw == other.raw:
+                    self._fail(f"keys[{index}].ed25519", f"that of keys[{before}]", "each once")
         revoked = [
             key_id(self._raw(text, f"revoked[{index}]"))
             for index, text in enumerate(self._list(fields.get("revoked", []), "revoked"))
