@@ -84,6 +84,8 @@ def test_a_policy_goes_before_trust_in_the_store(keys: Keys) -> None:
         ("policy key", True, True),
         ("policy key read", True, False),
         ("trust", True, True),
+        ("policy trust", True, False),
+        ("policy trust key", True, True),
         ("trust read", True, False),
     ],
 )

@@ -228,7 +228,7 @@ def _open_remote() -> RemoteCache:
         if not trust.writes:
             raise _CannotWork(
                 f"it cannot write the remote cache: {SIGNING_KEY_VARIABLE} is not set there, nor "
-                f"{REMOTE_CACHE_TRUST_VARIABLE}=1"
+                f"{REMOTE_CACHE_TRUST_VARIABLE}=1 without a policy"
             )
         return _remote
 

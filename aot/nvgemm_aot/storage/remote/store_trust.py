@@ -48,8 +48,12 @@ class StoreTrust:
 
     @property
     def writes(self) -> bool:
-        """True if this process's entries go to the store."""
-        return not self.is_read_only and (self.key is not None or self.trusts_store)
+        """True if this process's entries go to the store, where unsigned ones replace signed ones.
+
+        So a process with a policy, which would take no unsigned entry, writes none.
+        """
+        writes_unsigned = self.trusts_store and self.policy is None
+        return not self.is_read_only and (self.key is not None or writes_unsigned)
 
     def refusal(self, key: str, sha256: str, signatures: Sequence[Signature]) -> str | None:
         """Returns the reason not to take an entry, or None."""
