@@ -20,9 +20,7 @@ from ..errors import SignatureError, StorageError
 from ..settings import POLICY_VARIABLE, printable, printable_path
 from .ownership import writable_by_others
 from .regular_files import read_regular
-from .signatures import KEY_BYTES, Signature, Subject
-from .signatures import key_id as key_id
-from .signatures import public_text as public_text
+from .signatures import KEY_BYTES, Signature, Subject, key_id
 
 _MAX_POLICY_BYTES = 64 << 10
 _MAX_NAME_CHARACTERS = 80

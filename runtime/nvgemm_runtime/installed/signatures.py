@@ -29,9 +29,6 @@ MAX_FILE_BYTES = 64 << 10
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 """Sizes of a raw public key and of a signature (RFC 8032)."""
 
-PREFIX_BYTES = 48
-"""Size of a bundle's prefix, `nvgemm_runtime.bundle.format.PREFIX`."""
-
 FORMAT, VERSION = "signatures of nvgemm-aot", 1
 
 _CONTEXT = "signature 1 of nvgemm-aot"
@@ -111,8 +108,8 @@ def bundle_subject(prefix: bytes) -> Subject:
     """Returns the subject for a bundle.
 
     Args:
-        prefix: The file's first `PREFIX_BYTES`, which hold the header's digest. The header holds
-            the digest of all else.
+        prefix: The file's first bytes, `nvgemm_runtime.bundle.format.PREFIX`, which hold the
+            header's digest. The header holds the digest of all else.
     """
     return Subject(kind="bundle", digests=(hashlib.sha256(prefix).hexdigest(),))
 

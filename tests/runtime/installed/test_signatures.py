@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.storage.private_key import SigningKey
-from nvgemm_runtime.bundle.format import PREFIX
 from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed.signatures import (
     MAX_FILE_BYTES,
-    PREFIX_BYTES,
     Signature,
     bundle_subject,
     decode_signatures,
@@ -41,7 +39,6 @@ def test_signs_these_bytes() -> None:
     assert bundle_subject(b"p").message == b"signature 1 of nvgemm-aot\nbundle\n" + digest
     assert file_subject(b"p").message == b"signature 1 of nvgemm-aot\nfile\n" + digest
     assert entry_subject("k", "d").message == b"signature 1 of nvgemm-aot\ncache entry\nk\nd"
-    assert PREFIX.size == PREFIX_BYTES
 
 
 def test_a_known_key_makes_a_known_signature() -> None:

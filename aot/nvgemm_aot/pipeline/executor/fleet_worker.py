@@ -17,7 +17,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installed.policy import key_id
+from nvgemm_runtime.installed.signatures import key_id
 from nvgemm_runtime.settings import (
     REMOTE_CACHE_MODE_VARIABLE,
     REMOTE_CACHE_TRUST_VARIABLE,
