@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.errors import SignatureError, StorageError, ToolchainError, install_command
-from nvgemm_runtime.installed.signatures import Signature, Subject, key_id, public_text
+from nvgemm_runtime.installed.signatures import KeySignature, Subject, key_id, public_text
 from nvgemm_runtime.settings import SIGNING_KEY_VARIABLE
 
 from .files import make_directories, read_start, remove_file, space_hint
@@ -45,9 +45,9 @@ class SigningKey:
         """The raw public key, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
-    def sign(self, subject: Subject) -> Signature:
+    def sign(self, subject: Subject) -> KeySignature:
         """Signs a subject."""
-        return Signature(key_id=self.id, value=self._key.sign(subject.message))
+        return KeySignature(key_id=self.id, value=self._key.sign(subject.message))
 
 
 def environment_key() -> SigningKey | None:

@@ -20,7 +20,7 @@ from ..errors import SignatureError, StorageError
 from ..settings import POLICY_VARIABLE, printable, printable_path
 from .ownership import writable_by_others
 from .regular_files import read_regular
-from .signatures import KEY_BYTES, Signature, Subject, key_id
+from .signatures import KEY_BYTES, KeySignature, Subject, key_id
 
 _MAX_POLICY_BYTES = 64 << 10
 _MAX_NAME_CHARACTERS = 80
@@ -90,7 +90,7 @@ class Policy:
         self,
         what: str,
         subject: Subject,
-        signatures: Sequence[Signature],
+        signatures: Sequence[KeySignature],
         *,
         today: datetime.date | None = None,
     ) -> str | None:
@@ -133,7 +133,7 @@ class Policy:
     def judge(
         self,
         subject: Subject,
-        signatures: Sequence[Signature],
+        signatures: Sequence[KeySignature],
         *,
         today: datetime.date | None = None,
     ) -> tuple[Verdict, ...]:
@@ -141,7 +141,7 @@ class Policy:
         day = today or utc_today()
         return tuple(self._verdict(subject, signature, day) for signature in signatures)
 
-    def _verdict(self, subject: Subject, signature: Signature, today: datetime.date) -> Verdict:
+    def _verdict(self, subject: Subject, signature: KeySignature, today: datetime.date) -> Verdict:
         id_ = signature.key_id
         key, shown = self.keys.get(id_), signature.public_text
         if id_ in self.revoked:

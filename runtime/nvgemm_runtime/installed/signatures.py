@@ -55,7 +55,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signature:
+class KeySignature:
     """A signature, and the key that made it.
 
     Attributes:
@@ -129,7 +129,7 @@ def signature_path(path: Path) -> Path:
     return path.with_name(path.name + SIGNATURE_SUFFIX)
 
 
-def encode_signatures(signatures: Sequence[Signature]) -> bytes:
+def encode_signatures(signatures: Sequence[KeySignature]) -> bytes:
     """Encodes signatures as a signature file's bytes, sorted by key."""
     document = {
         "format": FORMAT,
@@ -142,7 +142,7 @@ def encode_signatures(signatures: Sequence[Signature]) -> bytes:
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def decode_signatures(data: bytes, where: str) -> tuple[Signature, ...]:
+def decode_signatures(data: bytes, where: str) -> tuple[KeySignature, ...]:
     """Reads a signature file's bytes.
 
     Raises:
@@ -164,7 +164,7 @@ def decode_signatures(data: bytes, where: str) -> tuple[Signature, ...]:
     if not isinstance(entries, list):
         _fail(where, "signatures must be a list")
     return tuple(
-        Signature(
+        KeySignature(
             key_id=key_id(_bytes(entry, "key", KEY_BYTES, f"{where}: signatures[{index}]")),
             value=_bytes(entry, "ed25519", SIGNATURE_BYTES, f"{where}: signatures[{index}]"),
         )
@@ -172,7 +172,7 @@ def decode_signatures(data: bytes, where: str) -> tuple[Signature, ...]:
     )
 
 
-def read_signatures(path: Path) -> tuple[Signature, ...]:
+def read_signatures(path: Path) -> tuple[KeySignature, ...]:
     """Reads the signatures of the file ``path``; none if it has no signature file.
 
     Raises:

@@ -15,7 +15,7 @@ from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed import policy as policy_module
 from nvgemm_runtime.installed.policy import Policy, current_policy, read_policy
 from nvgemm_runtime.installed.signatures import (
-    Signature,
+    KeySignature,
     bundle_subject,
     entry_subject,
     file_subject,
@@ -42,7 +42,7 @@ def read(tmp_path: Path, text: str | bytes) -> Policy:
     return read_policy(path)
 
 
-def reason(policy: Policy, *signatures: Signature, today: datetime.date = DAY) -> str:
+def reason(policy: Policy, *signatures: KeySignature, today: datetime.date = DAY) -> str:
     with pytest.raises(SignatureError) as refused:
         policy.check("a.nvgemm", SUBJECT, signatures, today=today)
     return str(refused.value)
@@ -106,14 +106,14 @@ def test_refuses_a_signature_that_names_another_key(
     tmp_path: Path, ci: SigningKey, other: SigningKey
 ) -> None:
     policy = read(tmp_path, policy_text({"ci": ci}))
-    forged = Signature(key_id=ci.id, value=other.sign(SUBJECT).value)
+    forged = KeySignature(key_id=ci.id, value=other.sign(SUBJECT).value)
     assert "is for another content" in reason(policy, forged)
-    assert "is for another content" in reason(policy, Signature(key_id=ci.id, value=bytes(64)))
+    assert "is for another content" in reason(policy, KeySignature(key_id=ci.id, value=bytes(64)))
 
 
 def test_a_message_does_not_list_hundreds_of_signatures(tmp_path: Path, ci: SigningKey) -> None:
     policy = read(tmp_path, policy_text({"ci": ci}))
-    many = [Signature(key_id=f"{number:064x}", value=bytes(64)) for number in range(300)]
+    many = [KeySignature(key_id=f"{number:064x}", value=bytes(64)) for number in range(300)]
     text = reason(policy, *many)
     assert text.count("is not in the policy") == 5
     assert "295 more signatures do not count either" in text
