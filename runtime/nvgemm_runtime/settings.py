@@ -390,8 +390,8 @@ VARIABLES = {
         "key of the policy signed."
     ),
     REMOTE_CACHE_MODE_VARIABLE: (
-        "`read`: only reads the remote cache; `read-write` if not set. Without a signing key, and "
-        "unless the store is trusted, it is only read anyway."
+        "`read`: only reads the remote cache; `read-write` if not set. Without a signing key, "
+        "it is only read anyway, unless the store is trusted and there is no policy."
     ),
     REMOTE_CACHE_TRUST_VARIABLE: (
         "`1`: without a policy, takes and writes remote entries that nobody signed. Everyone who "

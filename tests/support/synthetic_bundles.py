@@ -25,6 +25,7 @@ def write_synthetic_bundle(
     platform: str = "linux_x86_64",
     cuda: str = "cu13",
     payload: bytes = b"not a kernel",
+    build_key: str = "0" * 64,
 ) -> Path:
     """Write a bundle of one kernel that is ranked for two problems, for any target."""
     kernel = BuiltKernel(
@@ -56,7 +57,7 @@ def write_synthetic_bundle(
         target=read_target(arch=arch, platform=platform, cuda=cuda),
         device="H200",
         generator="nvgemm-aot 0.1.0",
-        build_key="0" * 64,
+        build_key=build_key,
         toolchain={"nvidia-cutlass-dsl": "4.8.1", "apache-tvm-ffi": "0.1.15.post2", "ld": "2.40"},
         kernels=(kernel,),
         rankings=rankings,

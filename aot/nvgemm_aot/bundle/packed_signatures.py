@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nvgemm_runtime.bundle.format import PREFIX
 from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed.policy import current_policy
 from nvgemm_runtime.installed.signatures import (
-    PREFIX_BYTES,
     Subject,
     bundle_subject,
     encode_signatures,
@@ -54,7 +54,7 @@ def part_signatures(whole: Path, data: bytes, key: SigningKey | None) -> bytes:
             f"their own: set {SIGNING_KEY_VARIABLE}, or pack parts that are signed: "
             "nvgemm-aot split, sign, wheel"
         )
-    subject = bundle_subject(data[:PREFIX_BYTES])
+    subject = bundle_subject(data[: PREFIX.size])
     signatures = [key.sign(subject)]
     policy = current_policy()
     if policy is not None:

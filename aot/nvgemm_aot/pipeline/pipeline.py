@@ -10,10 +10,11 @@ from pathlib import Path
 
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import BundleFormatError, RankingsError, StorageError
+from nvgemm_runtime.errors import BundleFormatError, RankingsError, SignatureError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.installed.ownership import writable_by_others
+from nvgemm_runtime.installed.signatures import Subject, bundle_subject, read_signatures
 
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
@@ -22,6 +23,7 @@ from ..rankings.entries import Rankings
 from ..rankings.usable import UsableRankings
 from ..storage.build_cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
+from ..storage.private_key import SigningKey
 from ..storage.remote.remote_cache import RemoteCache
 from .assemble import PlannedDevice, PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
@@ -250,13 +252,15 @@ def build(
     prunes: bool = False,
     remote: RemoteCache | None = None,
     executor: Callable[[Cache], KernelWorkers] | None = None,
+    key: SigningKey | None = None,
 ) -> BuildResult:
     """Builds a manifest's bundles, one per target.
 
     Writes nothing to ``out_dir`` before every kernel of every target is compiled. Leaves a bundle
-    alone if it already has this build's content. If a target has no operator for a problem, or none
-    that compiles, its bundle omits the problem and records the reason. A target that serves no
-    problem gets no bundle, and its earlier bundle is removed.
+    alone if it already has this build's content and, if there is a key, the key's signature. If a
+    target has no operator for a problem, or none that compiles, its bundle omits the problem and
+    records the reason. A target that serves no problem gets no bundle, and its earlier bundle is
+    removed.
 
     Args:
         manifest: Manifest to build.
@@ -272,6 +276,8 @@ def build(
         remote: Remote cache, or None.
         executor: Creates the workers that compile into the cache it gets; by default compiler
             processes on this machine.
+        key: Key with which the caller signs the bundles, or None. A file that it has not signed is
+            written again, because anybody can state this build's key in a header.
 
     Raises:
         ManifestError: If a target's bundle would be too large for readers.
@@ -314,7 +320,7 @@ def build(
         finished = {
             path: current
             for path, item in zip(paths, planned)
-            if (current := _open_up_to_date(path, item.build_key)) is not None
+            if (current := _open_up_to_date(path, item.build_key, key)) is not None
         }
         pending = [(path, item) for path, item in zip(paths, planned) if path not in finished]
         if pending:
@@ -419,13 +425,18 @@ def _bundle_path(out_dir: Path, manifest: Manifest, target: Target) -> Path:
     return out_dir / f"{manifest.name}-{target.key}.nvgemm"
 
 
-def _open_up_to_date(path: Path, key: str) -> BuiltBundle | None:
-    """Opens a bundle if it is intact, has this key, and only this user can write it."""
+def _open_up_to_date(path: Path, build_key: str, signer: SigningKey | None) -> BuiltBundle | None:
+    """Opens a bundle if it is intact, has this build key, and only this user can write it.
+
+    With a signer, its signature must be beside it.
+    """
     try:
         if writable_by_others(path.absolute()) is not None:
             return None
         with Bundle(path) as bundle:
-            if bundle.header.build_key != key:
+            if bundle.header.build_key != build_key:
+                return None
+            if signer is not None and not _is_signed(path, bundle_subject(bundle.prefix), signer):
                 return None
             bundle.check_body()
             return BuiltBundle(
@@ -435,5 +446,10 @@ def _open_up_to_date(path: Path, key: str) -> BuiltBundle | None:
                 up_to_date=True,
                 failures=(),
             )
-    except (OSError, StorageError, BundleFormatError):
+    except (OSError, StorageError, BundleFormatError, SignatureError):
         return None
+
+
+def _is_signed(path: Path, subject: Subject, signer: SigningKey) -> bool:
+    """Tells if the signer's signature of a subject is beside a file."""
+    return any(one.key_id == signer.id and one.is_for(subject) for one in read_signatures(path))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.errors import SignatureError, StorageError, ToolchainError, install_command
-from nvgemm_runtime.installed.signatures import Signature, Subject, key_id, public_text
+from nvgemm_runtime.installed.signatures import KeySignature, Subject, key_id, public_text
 from nvgemm_runtime.settings import SIGNING_KEY_VARIABLE
 
 from .files import make_directories, read_start, remove_file, space_hint
@@ -44,9 +45,9 @@ class SigningKey:
         """The raw public key, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
-    def sign(self, subject: Subject) -> Signature:
+    def sign(self, subject: Subject) -> KeySignature:
         """Signs a subject."""
-        return Signature(key_id=self.id, value=self._key.sign(subject.message))
+        return KeySignature(key_id=self.id, value=self._key.sign(subject.message))
 
 
 def environment_key() -> SigningKey | None:
@@ -56,14 +57,19 @@ def environment_key() -> SigningKey | None:
         SignatureError, ToolchainError: As `read_key`.
     """
     name = os.environ.get(SIGNING_KEY_VARIABLE)
-    return read_key(Path(name)) if name else None
+    return read_key(Path(name), named_by=SIGNING_KEY_VARIABLE) if name else None
 
 
-def read_key(path: Path) -> SigningKey:
+def read_key(path: Path, *, named_by: str = "--key") -> SigningKey:
     """Reads a private key, in PEM without a password, as `make_key` and OpenSSL write it.
 
+    Args:
+        path: The key's file.
+        named_by: The option or variable that has the path, for messages.
+
     Raises:
-        SignatureError: If it cannot be read, others can read it, or it is no ed25519 key.
+        SignatureError: If it cannot be read, others can read it, or it is no ed25519 key. No
+            message repeats a path that may be the key itself.
         ToolchainError: If the package cryptography is missing.
     """
     ed25519, serialization = _libraries()
@@ -73,6 +79,11 @@ def read_key(path: Path) -> SigningKey:
         refusal = _readable_by_others(path)
         data = b"" if refusal else read_start(path, _MAX_BYTES)
     except (OSError, StorageError) as error:
+        if _may_be_key(os.fspath(path)):
+            raise SignatureError(
+                f"{named_by} holds what looks like a private key instead of the path of its file; "
+                f"write the key to a file of mode 0600 and set {named_by} to its path"
+            ) from None
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SignatureError(
             f"private key {path}: cannot read: {reason}; make one: nvgemm-aot keygen"
@@ -89,6 +100,15 @@ def read_key(path: Path) -> SigningKey:
             "nvgemm-aot keygen"
         )
     return SigningKey(key)
+
+
+def _may_be_key(text: str) -> bool:
+    """Tells if a text that names no file may be a key: PEM, or base64 or hex of a key."""
+    return (
+        any(mark in text for mark in ("\n", "-----", "PRIVATE KEY"))
+        or text.startswith(("LS0tLS", "MC4CAQAw"))  # base64 of PEM, and of the DER in it
+        or re.fullmatch(r"[A-Za-z0-9+/_-]{43}=|[0-9A-Fa-f]{64}", text) is not None  # 32 bytes
+    )
 
 
 def _readable_by_others(path: Path) -> str | None:

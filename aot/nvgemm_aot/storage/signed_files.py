@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed.signatures import (
-    Signature,
+    KeySignature,
     Subject,
     encode_signatures,
     read_signatures,
@@ -42,7 +42,7 @@ def _holds(path: Path, data: bytes) -> bool:
         return False
 
 
-def sign_file(path: Path, subject: Subject, key: SigningKey) -> tuple[Signature, ...]:
+def sign_file(path: Path, subject: Subject, key: SigningKey) -> tuple[KeySignature, ...]:
     """Writes a key's signature beside a file; other keys' signatures of the same content stay.
 
     A signature of other content, and a damaged signature file, are dropped: they never count.

@@ -13,10 +13,7 @@ from collections.abc import Iterable
 from ..errors import StorageError
 from ..settings import BUNDLES_VARIABLE, POLICY_VARIABLE
 from .confirmed_files import confirmed_directory, find_confirmed, read_bytes
-from .discover import BundleFile, find_bundles
-
-_PREFIX_BYTES = 48
-"""Size of `nvgemm_runtime.bundle.format.PREFIX`, which contains the digest of the header."""
+from .discover import PREFIX_BYTES, BundleFile, find_bundles
 
 _UNUSABLE = b"unusable"
 """Digest input for a bundle that cannot be opened. It omits the reason, which may contain paths."""
@@ -87,7 +84,7 @@ def _first_bytes(file: BundleFile) -> bytes:
         return file.checked_prefix
     try:
         with file.path.open("rb") as opened:
-            return opened.read(_PREFIX_BYTES)
+            return opened.read(PREFIX_BYTES)
     except OSError:
         return _UNUSABLE
 

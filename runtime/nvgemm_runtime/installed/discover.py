@@ -27,6 +27,9 @@ BUNDLE_SUFFIX = ".nvgemm"
 CONFIRMED_SUFFIX = ".confirmed.json"
 """Suffix of names of files with confirmations; see `bundle.confirmations`."""
 
+PREFIX_BYTES = 48
+"""Size of a bundle's first bytes, `bundle.format.PREFIX`, with the digest of the header."""
+
 _LEFT_BY_PIP = "~"
 """Prefix of directories left by an interrupted pip uninstall."""
 
@@ -170,7 +173,6 @@ def _checked(file: BundleFile) -> BundleFile:
     """Returns a bundle with the policy's refusal as its problem, or with the accepted prefix."""
     from .policy_checks import check_bundle  # not in processes without a policy
     from .regular_files import read_regular
-    from .signatures import PREFIX_BYTES
 
     try:
         prefix = read_regular(file.path, PREFIX_BYTES)

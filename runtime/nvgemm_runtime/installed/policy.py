@@ -20,9 +20,7 @@ from ..errors import SignatureError, StorageError
 from ..settings import POLICY_VARIABLE, printable, printable_path
 from .ownership import writable_by_others
 from .regular_files import read_regular
-from .signatures import KEY_BYTES, Signature, Subject
-from .signatures import key_id as key_id
-from .signatures import public_text as public_text
+from .signatures import KEY_BYTES, KeySignature, Subject, key_id
 
 _MAX_POLICY_BYTES = 64 << 10
 _MAX_NAME_CHARACTERS = 80
@@ -92,7 +90,7 @@ class Policy:
         self,
         what: str,
         subject: Subject,
-        signatures: Sequence[Signature],
+        signatures: Sequence[KeySignature],
         *,
         today: datetime.date | None = None,
     ) -> str | None:
@@ -135,7 +133,7 @@ class Policy:
     def judge(
         self,
         subject: Subject,
-        signatures: Sequence[Signature],
+        signatures: Sequence[KeySignature],
         *,
         today: datetime.date | None = None,
     ) -> tuple[Verdict, ...]:
@@ -143,7 +141,7 @@ class Policy:
         day = today or utc_today()
         return tuple(self._verdict(subject, signature, day) for signature in signatures)
 
-    def _verdict(self, subject: Subject, signature: Signature, today: datetime.date) -> Verdict:
+    def _verdict(self, subject: Subject, signature: KeySignature, today: datetime.date) -> Verdict:
         id_ = signature.key_id
         key, shown = self.keys.get(id_), signature.public_text
         if id_ in self.revoked:
@@ -268,13 +266,12 @@ class _Reader:
             self._key(entry, f"keys[{index}]")
             for index, entry in enumerate(self._list(fields["keys"], "keys"))
         ]
-        for what, values in (
-            ("name", [key.name for key in keys]),
-            ("ed25519", [public_text(key.raw) for key in keys]),
-        ):
-            twice = next((value for value in values if values.count(value) > 1), None)
-            if twice is not None:
-                self._fail("keys", f"{what} {twice!r} stands twice", "each once")
+        for index, key in enumerate(keys):
+            for before, other in enumerate(keys[:index]):
+                if key.name == other.name:
+                    self._fail(f"keys[{index}].name", f"that of keys[{before}]", "each once")
+                if key.raw == other.raw:
+                    self._fail(f"keys[{index}].ed25519", f"that of keys[{before}]", "each once")
         revoked = [
             key_id(self._raw(text, f"revoked[{index}]"))
             for index, text in enumerate(self._list(fields.get("revoked", []), "revoked"))

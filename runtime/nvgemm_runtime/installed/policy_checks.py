@@ -17,7 +17,7 @@ def check_bundle(path: Path, prefix: bytes, *, name: str | None = None) -> None:
 
     Args:
         path: File that its signature file is beside.
-        prefix: The open file's first `PREFIX_BYTES`.
+        prefix: The open file's prefix, as `bundle_subject` takes it.
         name: Name in messages; the path if not given.
 
     Raises:

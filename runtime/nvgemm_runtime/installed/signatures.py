@@ -29,9 +29,6 @@ MAX_FILE_BYTES = 64 << 10
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 """Sizes of a raw public key and of a signature (RFC 8032)."""
 
-PREFIX_BYTES = 48
-"""Size of a bundle's prefix, `nvgemm_runtime.bundle.format.PREFIX`."""
-
 FORMAT, VERSION = "signatures of nvgemm-aot", 1
 
 _CONTEXT = "signature 1 of nvgemm-aot"
@@ -58,7 +55,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signature:
+class KeySignature:
     """A signature, and the key that made it.
 
     Attributes:
@@ -111,8 +108,8 @@ def bundle_subject(prefix: bytes) -> Subject:
     """Returns the subject for a bundle.
 
     Args:
-        prefix: The file's first `PREFIX_BYTES`, which hold the header's digest. The header holds
-            the digest of all else.
+        prefix: The file's first bytes, `nvgemm_runtime.bundle.format.PREFIX`, which hold the
+            header's digest. The header holds the digest of all else.
     """
     return Subject(kind="bundle", digests=(hashlib.sha256(prefix).hexdigest(),))
 
@@ -132,7 +129,7 @@ def signature_path(path: Path) -> Path:
     return path.with_name(path.name + SIGNATURE_SUFFIX)
 
 
-def encode_signatures(signatures: Sequence[Signature]) -> bytes:
+def encode_signatures(signatures: Sequence[KeySignature]) -> bytes:
     """Encodes signatures as a signature file's bytes, sorted by key."""
     document = {
         "format": FORMAT,
@@ -145,7 +142,7 @@ def encode_signatures(signatures: Sequence[Signature]) -> bytes:
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def decode_signatures(data: bytes, where: str) -> tuple[Signature, ...]:
+def decode_signatures(data: bytes, where: str) -> tuple[KeySignature, ...]:
     """Reads a signature file's bytes.
 
     Raises:
@@ -167,7 +164,7 @@ def decode_signatures(data: bytes, where: str) -> tuple[Signature, ...]:
     if not isinstance(entries, list):
         _fail(where, "signatures must be a list")
     return tuple(
-        Signature(
+        KeySignature(
             key_id=key_id(_bytes(entry, "key", KEY_BYTES, f"{where}: signatures[{index}]")),
             value=_bytes(entry, "ed25519", SIGNATURE_BYTES, f"{where}: signatures[{index}]"),
         )
@@ -175,7 +172,7 @@ def decode_signatures(data: bytes, where: str) -> tuple[Signature, ...]:
     )
 
 
-def read_signatures(path: Path) -> tuple[Signature, ...]:
+def read_signatures(path: Path) -> tuple[KeySignature, ...]:
     """Reads the signatures of the file ``path``; none if it has no signature file.
 
     Raises:

@@ -225,9 +225,48 @@ def test_build_signs_before_it_packs(
     assert packed == ["nvgemm_kernels_some/sm_100f-linux_x86_64-cu13.nvgemm.sig"]
     assert f"nvgemm-aot: 1 file signed with key {key.public_text}\n" in result.stderr
     assert "no key that counts" not in result.stderr
-    signature_path(Path(BUILT)).unlink()
     assert "up to date" in done("build", "some.yaml", "-o", "out").stdout
     assert signers(BUILT) == [key.id]
+
+
+def test_build_signs_no_bundle_that_another_wrote(
+    directory: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can write a file with the build's key into an output directory that is restored."""
+    done("build", "some.yaml", "-o", "out")
+    built = Path(BUILT).read_bytes()
+    with Bundle(Path(BUILT)) as bundle:
+        build_key = bundle.header.build_key
+    other = new_key(directory, "other")
+    forged = write_synthetic_bundle(directory / "forged.nvgemm", "sm_100f", build_key=build_key)
+    monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", "ci.pem")
+    for signer in (None, other):
+        Path(BUILT).write_bytes(forged.read_bytes())
+        signature_path(Path(BUILT)).unlink(missing_ok=True)
+        if signer is not None:
+            sign_bundle(Path(BUILT), signer)
+        assert "up to date" not in done("build", "some.yaml", "-o", "out").stdout
+        assert Path(BUILT).read_bytes() == built
+        assert signers(BUILT) == [key.id]
+    signature = signature_path(Path(BUILT)).read_bytes()
+    Path(BUILT).write_bytes(forged.read_bytes())
+    done("build", "some.yaml", "-o", "out")
+    assert Path(BUILT).read_bytes() == built
+    assert signature_path(Path(BUILT)).read_bytes() == signature
+
+
+def test_an_unsigned_bundle_is_written_again_from_the_cache(
+    directory: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done("build", "some.yaml", "-o", "out")
+    built = Path(BUILT).read_bytes()
+    sign_bundle(Path(BUILT), new_key(directory, "other"))
+    others = signers(BUILT)
+    monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", "ci.pem")
+    document = json.loads(done("build", "some.yaml", "-o", "out", "--json").stdout)
+    assert document["compiled"] == 0
+    assert Path(BUILT).read_bytes() == built
+    assert {*signers(BUILT)} == {key.id, *others}
 
 
 def test_build_without_a_key_names_what_the_policy_refuses(

@@ -24,7 +24,7 @@ from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.storage.private_key import make_key
 from nvgemm_aot.storage.remote.remote_cache import open_remote
 from nvgemm_runtime.errors import ExecutorError
-from nvgemm_runtime.installed.policy import public_text
+from nvgemm_runtime.installed.signatures import public_text
 
 pytestmark = pytest.mark.slow
 

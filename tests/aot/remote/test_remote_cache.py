@@ -16,7 +16,8 @@ from nvgemm_aot.storage.remote.signed_entries import decode_entry, encode_entry
 from nvgemm_aot.storage.remote.store_trust import StoreTrust
 from nvgemm_aot.storage.remote.store_urls import open_store
 from nvgemm_aot.storage.remote.stores import Store
-from nvgemm_runtime.installed.policy import public_text, read_policy
+from nvgemm_runtime.installed.policy import read_policy
+from nvgemm_runtime.installed.signatures import public_text
 from store_servers import OpenStore, Relay
 
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(40)]

@@ -17,13 +17,13 @@ from nvgemm_aot.storage.remote.signed_entries import (
     decode_entry,
     encode_entry,
 )
-from nvgemm_runtime.installed.signatures import Signature
+from nvgemm_runtime.installed.signatures import KeySignature
 
 PAYLOAD = b"a kernel" * 1000
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
 SIGNED = (
-    Signature(key_id="ab" * 32, value=b"s" * 64),
-    Signature(key_id="cd" * 32, value=bytes(64)),
+    KeySignature(key_id="ab" * 32, value=b"s" * 64),
+    KeySignature(key_id="cd" * 32, value=bytes(64)),
 )
 DATA = encode_entry(PAYLOAD, DIGEST, SIGNED)
 
@@ -37,7 +37,7 @@ def with_header(*, size: int = len(PAYLOAD), payload: bytes = PAYLOAD, **fields:
 
 @pytest.mark.parametrize("signatures", [(), SIGNED[:1], SIGNED])
 @pytest.mark.parametrize("payload", [b"", b"x", PAYLOAD, bytes(3_000_000)], ids=len)
-def test_reads_what_it_wrote(payload: bytes, signatures: tuple[Signature, ...]) -> None:
+def test_reads_what_it_wrote(payload: bytes, signatures: tuple[KeySignature, ...]) -> None:
     digest = hashlib.sha256(payload).hexdigest()
     entry = decode_entry(encode_entry(payload, digest, signatures))
     assert (entry.sha256, entry.signatures) == (digest, signatures)

@@ -12,7 +12,8 @@ from nvgemm_aot.storage.private_key import SigningKey, make_key
 from nvgemm_aot.storage.remote.store_trust import StoreTrust, current_trust
 from nvgemm_runtime import settings
 from nvgemm_runtime.errors import SettingError, SignatureError
-from nvgemm_runtime.installed.policy import public_text, read_policy
+from nvgemm_runtime.installed.policy import read_policy
+from nvgemm_runtime.installed.signatures import public_text
 
 ENTRY, OTHER = "a" * 64, "b" * 64
 DIGEST = hashlib.sha256(b"payload").hexdigest()
@@ -84,6 +85,8 @@ def test_a_policy_goes_before_trust_in_the_store(keys: Keys) -> None:
         ("policy key", True, True),
         ("policy key read", True, False),
         ("trust", True, True),
+        ("policy trust", True, False),
+        ("policy trust key", True, True),
         ("trust read", True, False),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
@@ -121,6 +122,33 @@ def test_names_the_file_that_is_no_key_without_its_content(tmp_path: Path, conte
         f"private key {path}: not an ed25519 key in PEM without a password; make one: "
         "nvgemm-aot keygen"
     )
+
+
+@pytest.mark.parametrize("form", ["pem", "one line", "escaped", "base64", "der", "seed", "hex"])
+@pytest.mark.parametrize("source", ["--key", "NVGEMM_AOT_SIGNING_KEY"])
+def test_a_key_in_place_of_its_path_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, source: str
+) -> None:
+    make_key(tmp_path / "ci.pem")
+    pem = (tmp_path / "ci.pem").read_text()
+    der = base64.b64decode(pem.splitlines()[1])
+    text = {
+        "pem": pem,
+        "one line": " ".join(pem.split("\n")),
+        "escaped": pem.replace("\n", r"\n"),
+        "base64": base64.b64encode(pem.encode()).decode(),
+        "der": pem.splitlines()[1],
+        "seed": base64.b64encode(der[-32:]).decode(),
+        "hex": der[-32:].hex(),
+    }[form]
+    monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", text)
+    with pytest.raises(SignatureError) as refused:
+        environment_key() if source != "--key" else read_key(Path(text))
+    assert str(refused.value) == (
+        f"{source} holds what looks like a private key instead of the path of its file; "
+        f"write the key to a file of mode 0600 and set {source} to its path"
+    )
+    assert refused.value.__suppress_context__
 
 
 def test_a_key_may_come_through_a_pipe_with_a_writer(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.bundle.format import PREFIX
 from nvgemm_runtime.installed import digest
+from nvgemm_runtime.installed.discover import PREFIX_BYTES
 from nvgemm_runtime.installed.registry import INSTALLATION
 
 
@@ -171,4 +172,4 @@ def test_what_torch_keeps_of_its_options_is_renewed(
 
 
 def test_a_bundle_is_identified_by_all_of_its_prefix() -> None:
-    assert PREFIX.size == digest._PREFIX_BYTES
+    assert PREFIX.size == PREFIX_BYTES

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.storage.private_key import SigningKey
-from nvgemm_runtime.bundle.format import PREFIX
 from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed.signatures import (
     MAX_FILE_BYTES,
-    PREFIX_BYTES,
-    Signature,
+    KeySignature,
     bundle_subject,
     decode_signatures,
     encode_signatures,
@@ -41,7 +39,6 @@ def test_signs_these_bytes() -> None:
     assert bundle_subject(b"p").message == b"signature 1 of nvgemm-aot\nbundle\n" + digest
     assert file_subject(b"p").message == b"signature 1 of nvgemm-aot\nfile\n" + digest
     assert entry_subject("k", "d").message == b"signature 1 of nvgemm-aot\ncache entry\nk\nd"
-    assert PREFIX.size == PREFIX_BYTES
 
 
 def test_a_known_key_makes_a_known_signature() -> None:
@@ -156,7 +153,7 @@ def test_pipes_and_directories_are_refused_without_waiting(tmp_path: Path) -> No
 
 def test_a_signature_by_no_point_of_the_curve_is_for_nothing() -> None:
     for raw in (bytes(32), b"\xff" * 32, b"\x02" + bytes(31)):
-        assert not Signature(key_id=raw.hex(), value=b"\x01" * 64).is_for(SUBJECT)
+        assert not KeySignature(key_id=raw.hex(), value=b"\x01" * 64).is_for(SUBJECT)
 
 
 def test_every_flipped_bit_changes_nothing_or_is_refused(key: SigningKey) -> None:

@@ -195,6 +195,7 @@ def build(
                 prunes=prune,
                 remote=remote,
                 executor=workers,
+                key=key,
             )
         sign_written((bundle.path for bundle in result.bundles), key)
         document = build_document(result, files) | {"remote_cache": remote_document(remote)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import SignatureError
 from nvgemm_runtime.installed.policy import Policy, Verdict, current_policy
-from nvgemm_runtime.installed.signatures import Signature, Subject, read_signatures
+from nvgemm_runtime.installed.signatures import KeySignature, Subject, read_signatures
 
 Document = dict[str, Any]
 
@@ -47,7 +47,7 @@ def signatures_document(path: Path, subject: Subject, *, name: str | None = None
 
 
 def _judge(
-    policy: Policy | None, subject: Subject, signatures: Sequence[Signature]
+    policy: Policy | None, subject: Subject, signatures: Sequence[KeySignature]
 ) -> tuple[Verdict, ...]:
     if policy is not None:
         return policy.judge(subject, signatures)
@@ -65,7 +65,7 @@ def _refusal(
     policy: Policy | None,
     name: str,
     subject: Subject,
-    signatures: Sequence[Signature],
+    signatures: Sequence[KeySignature],
     verdicts: Sequence[Verdict],
 ) -> str | None:
     """Returns the policy's reason, or the first fault without a policy."""

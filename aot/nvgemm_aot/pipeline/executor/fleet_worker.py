@@ -17,7 +17,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installed.policy import key_id
+from nvgemm_runtime.installed.signatures import key_id
 from nvgemm_runtime.settings import (
     REMOTE_CACHE_MODE_VARIABLE,
     REMOTE_CACHE_TRUST_VARIABLE,
@@ -228,7 +228,7 @@ def _open_remote() -> RemoteCache:
         if not trust.writes:
             raise _CannotWork(
                 f"it cannot write the remote cache: {SIGNING_KEY_VARIABLE} is not set there, nor "
-                f"{REMOTE_CACHE_TRUST_VARIABLE}=1"
+                f"{REMOTE_CACHE_TRUST_VARIABLE}=1 without a policy"
             )
         return _remote
 

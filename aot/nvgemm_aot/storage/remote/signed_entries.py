@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import zstandard
 
-from nvgemm_runtime.installed.signatures import Signature
+from nvgemm_runtime.installed.signatures import KeySignature
 
 MAX_PAYLOAD_BYTES = 64 << 20
 """Largest payload: a hundred times the largest kernel."""
@@ -48,7 +48,7 @@ class SealedEntry:
 
     sha256: str
     size_bytes: int
-    signatures: tuple[Signature, ...]
+    signatures: tuple[KeySignature, ...]
     frame: bytes
 
     def open(self) -> bytes:
@@ -71,7 +71,7 @@ class SealedEntry:
         return payload
 
 
-def encode_entry(payload: bytes, sha256: str, signatures: Sequence[Signature]) -> bytes:
+def encode_entry(payload: bytes, sha256: str, signatures: Sequence[KeySignature]) -> bytes:
     """Encodes an entry; ``payload`` has at most `MAX_PAYLOAD_BYTES`."""
     frame = zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
     header = _HEADER.pack(_MAGIC, _VERSION, len(signatures), len(payload), bytes.fromhex(sha256))
@@ -102,7 +102,7 @@ def decode_entry(data: bytes) -> SealedEntry:
     if len(data) < end:
         raise EntryError(f"it ends after {len(data)} bytes, within its {count} signatures")
     signatures = tuple(
-        Signature(key_id=key.hex(), value=value)
+        KeySignature(key_id=key.hex(), value=value)
         for key, value in _SIGNATURE.iter_unpack(data[_HEADER.size : end])
     )
     return SealedEntry(

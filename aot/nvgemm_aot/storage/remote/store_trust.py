@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.errors import SettingError, SignatureError
 from nvgemm_runtime.installed.policy import Policy, current_policy
-from nvgemm_runtime.installed.signatures import Signature, entry_subject
+from nvgemm_runtime.installed.signatures import KeySignature, entry_subject
 from nvgemm_runtime.settings import (
     POLICY_VARIABLE,
     REMOTE_CACHE_MODE_VARIABLE,
@@ -48,10 +48,14 @@ class StoreTrust:
 
     @property
     def writes(self) -> bool:
-        """True if this process's entries go to the store."""
-        return not self.is_read_only and (self.key is not None or self.trusts_store)
+        """True if this process's entries go to the store, where unsigned ones replace signed ones.
 
-    def refusal(self, key: str, sha256: str, signatures: Sequence[Signature]) -> str | None:
+        So a process with a policy, which would take no unsigned entry, writes none.
+        """
+        writes_unsigned = self.trusts_store and self.policy is None
+        return not self.is_read_only and (self.key is not None or writes_unsigned)
+
+    def refusal(self, key: str, sha256: str, signatures: Sequence[KeySignature]) -> str | None:
         """Returns the reason not to take an entry, or None."""
         if self.policy is None:
             return None if self.trusts_store else "no policy says whose entries are taken"
@@ -63,7 +67,7 @@ class StoreTrust:
             return str(error)
         return None
 
-    def sign(self, key: str, sha256: str) -> tuple[Signature, ...]:
+    def sign(self, key: str, sha256: str) -> tuple[KeySignature, ...]:
         """Signs an entry, if this process has a key."""
         return () if self.key is None else (self.key.sign(entry_subject(key, sha256)),)
 
