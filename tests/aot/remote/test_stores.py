@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import botocore.auth
 import pytest
 
 from nvgemm_aot.storage.remote.store_urls import open_store
-from nvgemm_aot.storage.remote.stores import Store, StoreError
+from nvgemm_aot.storage.remote.stores import Secrets, Store, StoreError
 from nvgemm_runtime.errors import SettingError
 from store_servers import (
     PASSWORD,
@@ -256,6 +257,22 @@ def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
     assert "is a pipe" in str(failure_of(open_store(f"file://{tmp_path}", 5.0)))
 
 
+def test_a_prefix_may_be_quoted() -> None:
+    assert open_store("s3://bucket/team%40site", 5.0).address.startswith("s3://bucket/team@site")
+
+
+def test_a_directory_may_have_an_at_sign(tmp_path: Path) -> None:
+    (tmp_path / "team@site").mkdir()
+    assert open_store(f"file://{tmp_path}/team@site", 5.0).get("key", MOST) is None
+
+
+@pytest.mark.parametrize("secret", ["canary  12\t34", "canary\x0112\u20283"])
+def test_a_secret_is_replaced_before_its_characters_are(secret: str) -> None:
+    url = urlsplit(f"redis://:{quote(secret)}@h")
+    text = Secrets(url).error_text(ValueError(f"no  such\nuser: {secret}"))
+    assert text == "ValueError: no such user: ***"
+
+
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -267,6 +284,15 @@ def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
         ("redis://:canary1234@host:port", "Port could not be cast"),
         ("redis://:canary1234@host/0?no_such_option=1", "URL is wrong"),
         ("redis://[::1", "is not a URL"),
+        ("redis://:canary1234/tail@h:6379/0", "write / as %2F"),
+        ("redis://u:12345/canary1234@h", "write / as %2F"),
+        ("redis://:canary1234?tail@h:6379/0", "? as %3F"),
+        ("redis://:canary1234#tail@h:6379/0", "# as %23"),
+        ("rediss://h:6379/0?password=some@canary1234", "@ as %40"),
+        ("s3://canary1234:some/tail@bucket/prefix", "s3://bucket/prefix without credentials"),
+        ("s3://canary1234:some?tail@bucket/prefix", "s3://bucket/prefix without credentials"),
+        ("s3://key:canary1234/prefix", "credentials, region"),
+        ("file:///shared#canary1234", "# as %23"),
     ],
 )
 def test_a_wrong_url_is_named_without_what_it_holds(url: str, reason: str) -> None:

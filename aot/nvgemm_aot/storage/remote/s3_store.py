@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from nvgemm_runtime.errors import SettingError, ToolchainError, install_command
 
@@ -41,7 +41,7 @@ class S3Store:
     def __init__(
         self, url: SplitResult, *, connect_seconds: float, operation_seconds: float
     ) -> None:
-        if "@" in url.netloc or url.query or not url.netloc:
+        if not url.netloc or url.query or not {*"@:"}.isdisjoint(url.netloc):
             raise SettingError(
                 "the remote cache's URL is wrong: S3 takes s3://bucket/prefix; credentials, region "
                 "and endpoint come from AWS's variables or files"
@@ -60,7 +60,7 @@ class S3Store:
         self._seconds = operation_seconds
         self._secrets = Secrets(url)
         self._bucket = url.netloc
-        prefix = url.path.strip("/")
+        prefix = unquote(url.path).strip("/")
         self._prefix = (f"{prefix}/" if prefix else "") + KEY_PREFIX
         self.address = f"s3://{url.netloc}/{prefix}".rstrip("/") + _endpoint_text()
         self._files: Any = s3fs.S3FileSystem(

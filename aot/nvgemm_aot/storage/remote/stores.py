@@ -73,11 +73,12 @@ class Secrets:
     def error_text(self, error: BaseException) -> str:
         """Describes an error of a library in one line, without secrets."""
         name = type(error).__name__
-        text = one_line(str(error))
+        text = str(error)
         for secret in self._texts:
             if secret in text and len(secret) < _SHORTEST_REPLACED:
                 return name
             text = text.replace(secret, "***")
+        text = one_line(text)  # a secret may have what this changes
         return f"{name}: {text[:_MOST_SHOWN]}" if text else name
 
 
