@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,16 +142,41 @@ def test_a_server_that_is_gone_costs_a_warning(
 
 
 @pytest.mark.usefixtures("compiled_here")
-def test_a_plan_that_is_none_is_refused(manifest: Manifest, tmp_path: Path, shared: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "change", "reason"),
+    [
+        ("candidates", lambda _: 3, "ValidationError"),
+        ("problems", lambda old: [[old[0][0], [[99, None]], True]], "names no candidate"),
+        ("problems", lambda old: [[old[0][0], [[-1, None]], True]], "names no candidate"),
+        ("problems", lambda old: [[old[0][0], [[0.0, None]], True]], "names no candidate"),
+        ("problems", lambda old: [[old[0][0], [[0]], True]], "ValueError"),
+        (
+            "problems",
+            lambda old: [[old[0][0].replace("512", "1024"), *old[0][1:]]],
+            "another build's problem",
+        ),
+    ],
+)
+def test_a_plan_that_is_none_is_refused(
+    manifest: Manifest,
+    tmp_path: Path,
+    shared: Path,
+    field: str,
+    change: Callable[[Any], object],
+    reason: str,
+) -> None:
     with opened() as remote:
         run(manifest, tmp_path / "first", remote)
-    plan = next(p for p in shared.iterdir() if b"ELF" not in _payload(p))
-    plan.write_bytes(encode_entry(b'{"candidates": 3}', sha256_hex(b'{"candidates": 3}'), ()))
+    path = next(p for p in shared.iterdir() if b"ELF" not in _payload(p))
+    plan = json.loads(decode_entry(path.read_bytes()).open())
+    payload = json.dumps({**plan, field: change(plan[field])}).encode()
+    path.write_bytes(encode_entry(payload, sha256_hex(payload), ()))
     with opened() as remote:
         result = run(manifest, tmp_path / "second", remote)
     assert result.compiled == 0
-    (reason,) = remote.statistics.refused
-    assert reason.startswith("it is no plan: ")
+    (refused,) = remote.statistics.refused
+    assert refused.startswith("it is no plan: ")
+    assert reason in refused
 
 
 @pytest.mark.usefixtures("compiled_here", "shared")
