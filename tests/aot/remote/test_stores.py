@@ -121,6 +121,25 @@ def test_an_object_without_end_is_read_as_far_as_asked_for(
         store.close()
 
 
+def test_an_error_without_end_is_not_read_to_its_end(
+    s3: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Relay(s3.port, "endless error") as relay:
+        error = failure_of(open_store(name_s3(monkeypatch, relay.port), 3.0))
+    assert error.is_transient
+    assert "no answer within" not in str(error)
+
+
+def test_a_denied_read_names_the_permissions(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Relay(s3.port, "denied") as relay:
+        store = open_store(name_s3(monkeypatch, relay.port), 5.0)
+        read, written = failure_of(store), failure_of(store, b"value")
+    assert not read.is_transient
+    assert str(read).startswith("AccessDenied: ")
+    assert str(read).endswith("reading needs s3:GetObject and s3:ListBucket")
+    assert "s3:ListBucket" not in str(written)
+
+
 def test_an_answer_cut_off_in_the_middle_is_an_error(open_at: tuple[int, OpenStore]) -> None:
     port, open_there = open_at
     open_there(port, 10.0).put("key", LARGE)

@@ -15,6 +15,12 @@ from .stores import KEY_PREFIX, MAX_CONNECTIONS, Secrets, StoreError, causes
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
+_MOST_ERROR_BYTES = 64 << 10
+"""Most bytes that are read of an answer that is an error or a redirection."""
+
+_READ_PERMISSIONS = "reading needs s3:GetObject and s3:ListBucket"
+"""Without s3:ListBucket, S3 answers AccessDenied for absent objects."""
+
 _PERMANENT = (
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -48,6 +54,7 @@ class S3Store:
             )
         try:
             import s3fs
+            from aiobotocore.httpsession import AIOHTTPSession
             from fsspec.asyn import sync
         except ImportError as error:
             raise ToolchainError(
@@ -67,6 +74,7 @@ class S3Store:
             skip_instance_cache=True,
             use_listings_cache=False,
             config_kwargs={
+                "http_session_cls": _bounded_class(AIOHTTPSession),
                 "connect_timeout": connect_seconds,
                 "read_timeout": operation_seconds,
                 "retries": {"max_attempts": 0},
@@ -80,7 +88,13 @@ class S3Store:
 
     def get(self, key: str, most_bytes: int) -> bytes | None:
         """Reads an object; see `Store.get`."""
-        data: bytes | None = self._run(self._read(key, most_bytes))
+        try:
+            data: bytes | None = self._run(self._read(key, most_bytes))
+        except StoreError as error:
+            if not str(error).startswith("AccessDenied: "):
+                raise
+            reason = f"{error}; {_READ_PERMISSIONS}"
+            raise StoreError(reason, is_transient=error.is_transient) from None
         return data
 
     def put(self, key: str, data: bytes) -> None:
@@ -130,6 +144,29 @@ class S3Store:
         text = (f"{code}: " if code else "") + self._secrets.error_text(error)
         is_permanent = is_refused or not {*names}.isdisjoint(_PERMANENT)
         return StoreError(text, is_transient=not is_permanent)
+
+
+def _bounded_class(base: Any) -> Any:
+    """Returns a session class that reads no error further than `_MOST_ERROR_BYTES`.
+
+    aiobotocore reads the whole body of an answer whose status is 300 or more.
+    """
+
+    class BoundedSession(base):  # type: ignore[misc]
+        async def send(self, request: Any) -> Any:
+            answer = await super().send(request)
+            if answer.status_code >= 300:
+                data = bytearray()
+                while len(data) <= _MOST_ERROR_BYTES and (
+                    part := await answer.raw.content.read(_MOST_ERROR_BYTES + 1 - len(data))
+                ):
+                    data += part
+                if len(data) > _MOST_ERROR_BYTES:
+                    answer.raw.close()
+                answer._content = bytes(data)
+            return answer
+
+    return BoundedSession
 
 
 def _code(error: BaseException) -> str | None:
