@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import botocore.auth
 import pytest
 
+from nvgemm_aot.storage.remote import shared_directory
 from nvgemm_aot.storage.remote.store_urls import open_store
 from nvgemm_aot.storage.remote.stores import Secrets, Store, StoreError
 from nvgemm_runtime.errors import SettingError
@@ -271,9 +273,39 @@ def test_a_missing_directory_is_no_miss(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "nvgemm-aot-1-key")
-    assert "is a pipe" in str(failure_of(open_store(f"file://{tmp_path}", 5.0)))
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_a_directory_is_a_miss(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "nvgemm-aot-1-key")
+    assert open_store(f"file://{tmp_path}", 5.0).get("key", MOST) is None
+
+
+def test_other_users_read_what_a_strict_umask_writes(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        open_store(f"file://{tmp_path}", 5.0).put("key", b"value")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "nvgemm-aot-1-key").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("is_searchable", [True, False])
+def test_an_entry_that_this_user_cannot_read_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_searchable: bool
+) -> None:
+    """Root reads everything, so the refusal comes from a patch."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(shared_directory, "open_regular", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: is_searchable)
+    store = open_store(f"file://{tmp_path}", 5.0)
+    if is_searchable:
+        assert store.get("key", MOST) is None
+    else:
+        assert str(failure_of(store)) == "Permission denied"
 
 
 def test_a_prefix_may_be_quoted() -> None:
