@@ -91,7 +91,7 @@ def decode_entry(data: bytes) -> SealedEntry:
         raise EntryError(f"it has {len(data)} bytes, its header has {_HEADER.size}")
     magic, version, count, size_bytes, digest = _HEADER.unpack_from(data)
     if magic != _MAGIC:
-        raise EntryError(f"it begins with {magic!r}, must be {_MAGIC!r}")
+        raise EntryError(f"its first bytes differ from {_MAGIC.decode()}")
     if version != _VERSION:
         raise EntryError(f"its version is {version}, this nvgemm-aot reads {_VERSION}")
     if count > _MAX_SIGNATURES:
