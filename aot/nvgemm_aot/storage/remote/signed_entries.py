@@ -15,8 +15,8 @@ import zstandard
 
 from nvgemm_runtime.installed.signatures import Signature
 
-MAX_PAYLOAD_BYTES = 64 << 20
-"""Largest payload: a hundred times the largest kernel."""
+MAX_PAYLOAD_BYTES = 16 << 20
+"""Largest payload; a kernel has about 50 kB. Bounds what unchecked entries hold in memory."""
 
 _MAGIC, _VERSION = b"NVGEMMRC", 1
 _HEADER = struct.Struct("<8sHHQ32s")

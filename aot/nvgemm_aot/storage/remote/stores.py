@@ -13,7 +13,7 @@ KEY_PREFIX = "nvgemm-aot/1/"
 """Beginning of every key in a store, with the version of what lies behind it."""
 
 MAX_CONNECTIONS = 16
-"""Most operations at once, and so most connections."""
+"""Most operations at once, and so most connections and most entries held in memory."""
 
 _SHORTEST_REPLACED = 4
 """Shortest secret, in characters, that is replaced in a text; a shorter one hides the text."""
