@@ -147,9 +147,21 @@ def test_a_server_that_is_gone_costs_a_warning(
     [
         ("candidates", lambda _: 3, "ValidationError"),
         ("problems", lambda old: [[old[0][0], [[99, None]], True]], "names no candidate"),
-        ("problems", lambda old: [[old[0][0], [[-1, None]], True]], "names no candidate"),
-        ("problems", lambda old: [[old[0][0], [[0.0, None]], True]], "names no candidate"),
-        ("problems", lambda old: [[old[0][0], [[0]], True]], "ValueError"),
+        pytest.param(
+            "problems",
+            lambda old: [[old[0][0], [[-1, None]], True]],
+            "names no candidate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "problems",
+            lambda old: [[old[0][0], [[0.0, None]], True]],
+            "names no candidate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "problems", lambda old: [[old[0][0], [[0]], True]], "ValueError", marks=pytest.mark.slow
+        ),
         (
             "problems",
             lambda old: [[old[0][0].replace("512", "1024"), *old[0][1:]]],
@@ -215,9 +227,8 @@ def command(directory: Path, *arguments: str, **environment: str) -> tuple[str, 
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "fault", ["password", *(pytest.param(one, marks=pytest.mark.slow) for one in ("", "silent"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["password", "", "silent"])
 def test_the_commands_show_the_store_and_no_password(
     manifest: Manifest, tmp_path: Path, redis: Server, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -267,6 +278,7 @@ def test_the_output_counts_what_s3_did_and_shows_no_secret(
     assert "canary" not in str(texts).lower()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_run_time_compiling_fetches_what_another_machine_compiled(
     machine: JitMachine, tmp_path: Path
@@ -282,6 +294,7 @@ def test_run_time_compiling_fetches_what_another_machine_compiled(
     assert Path(one).read_bytes() == Path(two).read_bytes()
 
 
+@pytest.mark.slow
 def test_run_time_compiling_goes_on_where_settings_are_wrong(machine: JitMachine) -> None:
     machine.set(NVGEMM_AOT_REMOTE_CACHE="redis://:canary1234@host:port")
     answer = machine.run(problem())

@@ -225,7 +225,9 @@ def test_without_a_policy_nothing_is_asked_for(
         assert relay.connections == 0
 
 
-@pytest.mark.parametrize("fault", ["gone", "silent", "garbage", "cut"])
+@pytest.mark.parametrize(
+    "fault", ["gone", pytest.param("silent", marks=pytest.mark.slow), "garbage", "cut"]
+)
 def test_a_failing_store_is_given_up_with_one_warning(
     open_at: tuple[int, OpenStore],
     trust: StoreTrust,

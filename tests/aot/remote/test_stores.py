@@ -149,7 +149,7 @@ def test_an_answer_cut_off_in_the_middle_is_an_error(open_at: tuple[int, OpenSto
         assert failure_of(open_there(relay.port, 5.0)).is_transient
 
 
-@pytest.fixture(params=["redis", "s3"])
+@pytest.fixture(params=["redis", pytest.param("s3", marks=pytest.mark.slow)])
 def own_server(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Server, Store]]:
