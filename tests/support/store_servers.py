@@ -121,8 +121,15 @@ def _running(command: list[str], ready: str) -> Iterator[subprocess.Popen[str]]:
 ENDLESS = {
     "endless": b"$99999999999\r\n",
     "endless object": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+    "endless error": b"HTTP/1.1 500 Error\r\nContent-Length: 99999999999\r\n\r\n",
 }
 """Beginnings of answers without end."""
+
+DENIED = (
+    b"HTTP/1.1 403 Forbidden\r\nContent-Length: 72\r\nContent-Type: application/xml\r\n\r\n"
+    b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+)
+"""Answer of S3 for an absent object, if it must not tell which objects are there."""
 
 
 class Relay:
@@ -132,9 +139,9 @@ class Relay:
         port: Where it listens on 127.0.0.1.
         connections: Number of connections so far.
         fault: ``silent`` swallows answers, ``drip`` passes a byte each 50 ms, ``garbage`` answers
-            with other bytes, a key of `ENDLESS` with bytes without end, ``cut`` closes after
-            ``passed_bytes`` of an answer, ``flip`` changes the byte behind those. Any other text
-            passes answers on as they are.
+            with other bytes, ``denied`` as S3 does without permission, a key of `ENDLESS` with
+            bytes without end, ``cut`` closes after ``passed_bytes`` of an answer, ``flip`` changes
+            the byte behind those. Any other text passes answers on as they are.
     """
 
     def __init__(self, upstream: int, fault: str = "", passed_bytes: int = 0) -> None:
@@ -181,6 +188,8 @@ class Relay:
                     continue
                 if self.fault == "garbage":
                     data = b"\x00\xffnothing of the protocol\r\n" * 3
+                if self.fault == "denied":
+                    data = DENIED
                 if self.fault in ENDLESS:
                     client.sendall(ENDLESS[self.fault])
                     while not self._stop.is_set():

@@ -95,10 +95,12 @@ class Server:
         with self._setup:
             for compiler in self._compilers.values():
                 compiler.close()
+            if (
+                self._temporary is not None
+            ):  # first: the parent waits for little, sending takes long
+                temporary_directory.remove(self._temporary)
             if self._remote is not None:
                 self._remote.__exit__(None, None, None)
-            if self._temporary is not None:
-                temporary_directory.remove(self._temporary)
 
     def _work(self, request: dict[str, Any]) -> None:
         began = time.monotonic()

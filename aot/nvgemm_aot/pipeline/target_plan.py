@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -180,8 +181,11 @@ def look_up_plan(
         },
     )
     stored = cache.get(key)
-    if stored is None and remote is not None and remote.fetch([key], cache, _plan_fault):
-        stored = cache.get(key)
+    if stored is None and remote is not None:
+        problems = {entry.problem for entry in (*declared, *not_declared)}
+        check = partial(_plan_fault, problems)
+        if remote.fetch([key], cache, check):
+            stored = cache.get(key)
     return PlanLookup(
         declared=declared,
         not_declared=not_declared,
@@ -228,12 +232,19 @@ def _measured_and_not_declared(
     return tuple(between)
 
 
-def _plan_fault(_: str, payload: bytes) -> str | None:
-    """Returns the reason that another machine's entry is no plan, or None."""
+def _plan_fault(problems: Collection[Problem], _: str, payload: bytes) -> str | None:
+    """Returns the reason that another machine's entry is no plan for the problems, or None."""
     try:
-        _decode(json.loads(payload))
+        plan = _decode(json.loads(payload))
+        named = [index for planned in plan.problems for index, _ in planned.choices]
+        planned_problems = {planned.problem for planned in plan.problems}
+        planned_problems.update(problem for problem, _ in plan.unserved)
     except Exception as error:
         return f"it is no plan: {type(error).__name__}"
+    if not all(type(index) is int and 0 <= index < len(plan.candidates) for index in named):
+        return "it is no plan: a choice names no candidate"
+    if not planned_problems <= {*problems}:
+        return "it is no plan: it has another build's problem"
     return None
 
 

@@ -35,6 +35,7 @@ from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.providers.gathered import Gathered
 from nvgemm_aot.providers.quack import Quack
 from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.storage.remote.remote_cache import RemoteCache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
@@ -408,6 +409,31 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(
     assert served.ask(problem(128))["warnings"] == []
     assert bundle.read_bytes() == good
     assert not machine.partial_files()
+
+
+def test_the_temporary_directory_is_removed_before_entries_are_sent(
+    machine: JitMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client kills a server that takes long to end, and sending can take long."""
+    (machine.cache.parent / "shared").mkdir()
+    machine.set(
+        NVGEMM_AOT_REMOTE_CACHE=f"file://{machine.cache.parent}/shared",
+        NVGEMM_AOT_REMOTE_CACHE_TRUST="1",
+    )
+    read_only(machine)
+    served = Served(machine.cache.parent / "file" / "cache")
+    directory = Path(served.ask(problem(16))["bundle"]).parent.parent
+    assert directory.exists()
+    seen: list[bool] = []
+    flush = RemoteCache.flush
+
+    def look_and_flush(remote: RemoteCache) -> None:
+        seen.append(directory.exists())
+        flush(remote)
+
+    monkeypatch.setattr(RemoteCache, "flush", look_and_flush)
+    served.close()
+    assert seen[-1] is False
 
 
 def test_a_cache_that_is_cleared_meanwhile_is_filled_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from cpu_provider import _InThisProcess
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.executor import dask_workers, fleet_worker
+from nvgemm_aot.pipeline.executor.batches import Batch, Member
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
 from nvgemm_aot.pipeline.executor.scheduler_connection import connect
 from nvgemm_aot.pipeline.pipeline import BuildResult, build
@@ -136,3 +138,22 @@ def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: P
         pytest.raises(ExecutorError, match=r"has no workers, for .* s; start some"),
     ):
         run(manifest, tmp_path / "dask", empty.scheduler_address)
+
+
+def test_a_lost_worker_ends_the_build_if_its_kernels_cannot_be_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the build would wait for kernels that no thread collects."""
+
+    def fail(*_: object) -> frozenset[str]:
+        raise RuntimeError("told to fail")
+
+    monkeypatch.setattr(dask_workers, "fetch_kernels", fail)
+    client = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:1"))
+    with open_remote() as remote:  # type: ignore[union-attr]
+        run = dask_workers._Run(client, remote, Cache(tmp_path / "cache"), [], 0.5)
+        batch = Batch(groups=())
+        run._lose(Member(address="tcp://127.0.0.1:2", threads=1, is_running=True, batches={batch}))
+        event = run._events.get(timeout=60)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        list(event())

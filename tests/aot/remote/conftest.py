@@ -53,7 +53,7 @@ def store(store_url: str) -> Iterator[Store]:
     opened.close()
 
 
-@pytest.fixture(params=["redis", "s3"])
+@pytest.fixture(params=["redis", pytest.param("s3", marks=pytest.mark.slow)])
 def open_at(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[int, OpenStore]]:

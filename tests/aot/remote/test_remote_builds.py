@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,16 +142,53 @@ def test_a_server_that_is_gone_costs_a_warning(
 
 
 @pytest.mark.usefixtures("compiled_here")
-def test_a_plan_that_is_none_is_refused(manifest: Manifest, tmp_path: Path, shared: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "change", "reason"),
+    [
+        ("candidates", lambda _: 3, "ValidationError"),
+        ("problems", lambda old: [[old[0][0], [[99, None]], True]], "names no candidate"),
+        pytest.param(
+            "problems",
+            lambda old: [[old[0][0], [[-1, None]], True]],
+            "names no candidate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "problems",
+            lambda old: [[old[0][0], [[0.0, None]], True]],
+            "names no candidate",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "problems", lambda old: [[old[0][0], [[0]], True]], "ValueError", marks=pytest.mark.slow
+        ),
+        (
+            "problems",
+            lambda old: [[old[0][0].replace("512", "1024"), *old[0][1:]]],
+            "another build's problem",
+        ),
+    ],
+)
+def test_a_plan_that_is_none_is_refused(
+    manifest: Manifest,
+    tmp_path: Path,
+    shared: Path,
+    field: str,
+    change: Callable[[Any], object],
+    reason: str,
+) -> None:
     with opened() as remote:
         run(manifest, tmp_path / "first", remote)
-    plan = next(p for p in shared.iterdir() if b"ELF" not in _payload(p))
-    plan.write_bytes(encode_entry(b'{"candidates": 3}', sha256_hex(b'{"candidates": 3}'), ()))
+    path = next(p for p in shared.iterdir() if b"ELF" not in _payload(p))
+    plan = json.loads(decode_entry(path.read_bytes()).open())
+    payload = json.dumps({**plan, field: change(plan[field])}).encode()
+    path.write_bytes(encode_entry(payload, sha256_hex(payload), ()))
     with opened() as remote:
         result = run(manifest, tmp_path / "second", remote)
     assert result.compiled == 0
-    (reason,) = remote.statistics.refused
-    assert reason.startswith("it is no plan: ")
+    (refused,) = remote.statistics.refused
+    assert refused.startswith("it is no plan: ")
+    assert reason in refused
 
 
 @pytest.mark.usefixtures("compiled_here", "shared")
@@ -188,9 +227,8 @@ def command(directory: Path, *arguments: str, **environment: str) -> tuple[str, 
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "fault", ["password", *(pytest.param(one, marks=pytest.mark.slow) for one in ("", "silent"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["password", "", "silent"])
 def test_the_commands_show_the_store_and_no_password(
     manifest: Manifest, tmp_path: Path, redis: Server, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -240,6 +278,7 @@ def test_the_output_counts_what_s3_did_and_shows_no_secret(
     assert "canary" not in str(texts).lower()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_run_time_compiling_fetches_what_another_machine_compiled(
     machine: JitMachine, tmp_path: Path
@@ -255,6 +294,7 @@ def test_run_time_compiling_fetches_what_another_machine_compiled(
     assert Path(one).read_bytes() == Path(two).read_bytes()
 
 
+@pytest.mark.slow
 def test_run_time_compiling_goes_on_where_settings_are_wrong(machine: JitMachine) -> None:
     machine.set(NVGEMM_AOT_REMOTE_CACHE="redis://:canary1234@host:port")
     answer = machine.run(problem())

@@ -102,7 +102,7 @@ def poison(shared: Path, key: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("other bytes", "it begins with b'anything'"),
+        ("other bytes", "its first bytes differ from NVGEMMRC"),
         ("empty", "it has 0 bytes"),
         ("no signature", "it has no signature"),
         ("foreign key", "is not in the policy"),
@@ -155,6 +155,36 @@ def test_a_poisoned_entry_is_refused_and_named_once(
     assert reason in message
 
 
+def test_many_reasons_are_counted_together(
+    file_remote: RemoteCache,
+    shared: Path,
+    empty: Cache,
+    trust: StoreTrust,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for number, key in enumerate(KEYS):
+        poison(shared, key, bytes(number))
+    assert file_remote.fetch(KEYS, empty, accept) == frozenset()
+    refused = file_remote.statistics.refused
+    assert len(refused) == len(caplog.messages) == 17
+    assert refused["other reasons"] == len(KEYS) - 16
+
+
+def test_an_entry_whose_check_fails_is_refused(
+    file_remote: RemoteCache, written: Cache, empty: Cache
+) -> None:
+    def fail(key: str, payload: bytes) -> str | None:
+        if key == KEYS[0]:
+            raise RecursionError(payload)
+        return accept(key, payload)
+
+    file_remote.push(KEYS[:2], written)
+    file_remote.flush()
+    assert file_remote.fetch(KEYS[:2], empty, fail) == {KEYS[1]}
+    assert file_remote.statistics.refused == {"it cannot be checked: RecursionError": 1}
+    assert empty.get(KEYS[0]) is None
+
+
 def test_a_refused_entry_is_replaced_by_what_is_compiled(
     file_remote: RemoteCache, shared: Path, written: Cache, empty: Cache
 ) -> None:
@@ -196,7 +226,9 @@ def test_without_a_policy_nothing_is_asked_for(
         assert relay.connections == 0
 
 
-@pytest.mark.parametrize("fault", ["gone", "silent", "garbage", "cut"])
+@pytest.mark.parametrize(
+    "fault", ["gone", pytest.param("silent", marks=pytest.mark.slow), "garbage", "cut"]
+)
 def test_a_failing_store_is_given_up_with_one_warning(
     open_at: tuple[int, OpenStore],
     trust: StoreTrust,

@@ -48,11 +48,11 @@ def test_reads_what_it_wrote(payload: bytes, signatures: tuple[KeySignature, ...
     ("data", "reason"),
     [
         (b"", "it has 0 bytes, its header has 52"),
-        (with_header(magic=b"SOMETHIN"), "it begins with b'SOMETHIN'"),
+        (with_header(magic=b"SOMETHIN"), "its first bytes differ from NVGEMMRC"),
         (with_header(version=2), "its version is 2"),
         (with_header(signatures=17), "it has 17 signatures, at most 16"),
         (DATA[:100], "it ends after 100 bytes, within its 2 signatures"),
-        (with_header(size=1 << 40), "its payload has 1099511627776 bytes, at most 67108864"),
+        (with_header(size=1 << 40), "its payload has 1099511627776 bytes, at most 16777216"),
         (bytes(MAX_ENTRY_BYTES + 1), "it has more than"),
     ],
 )

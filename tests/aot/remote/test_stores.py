@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import botocore.auth
 import pytest
 
+from nvgemm_aot.storage.remote import shared_directory
 from nvgemm_aot.storage.remote.store_urls import open_store
-from nvgemm_aot.storage.remote.stores import Store, StoreError
+from nvgemm_aot.storage.remote.stores import Secrets, Store, StoreError
 from nvgemm_runtime.errors import SettingError
 from store_servers import (
     PASSWORD,
@@ -120,6 +123,25 @@ def test_an_object_without_end_is_read_as_far_as_asked_for(
         store.close()
 
 
+def test_an_error_without_end_is_not_read_to_its_end(
+    s3: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Relay(s3.port, "endless error") as relay:
+        error = failure_of(open_store(name_s3(monkeypatch, relay.port), 3.0))
+    assert error.is_transient
+    assert "no answer within" not in str(error)
+
+
+def test_a_denied_read_names_the_permissions(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Relay(s3.port, "denied") as relay:
+        store = open_store(name_s3(monkeypatch, relay.port), 5.0)
+        read, written = failure_of(store), failure_of(store, b"value")
+    assert not read.is_transient
+    assert str(read).startswith("AccessDenied: ")
+    assert str(read).endswith("reading needs s3:GetObject and s3:ListBucket")
+    assert "s3:ListBucket" not in str(written)
+
+
 def test_an_answer_cut_off_in_the_middle_is_an_error(open_at: tuple[int, OpenStore]) -> None:
     port, open_there = open_at
     open_there(port, 10.0).put("key", LARGE)
@@ -127,7 +149,7 @@ def test_an_answer_cut_off_in_the_middle_is_an_error(open_at: tuple[int, OpenSto
         assert failure_of(open_there(relay.port, 5.0)).is_transient
 
 
-@pytest.fixture(params=["redis", "s3"])
+@pytest.fixture(params=["redis", pytest.param("s3", marks=pytest.mark.slow)])
 def own_server(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Server, Store]]:
@@ -251,9 +273,55 @@ def test_a_missing_directory_is_no_miss(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "nvgemm-aot-1-key")
-    assert "is a pipe" in str(failure_of(open_store(f"file://{tmp_path}", 5.0)))
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_a_directory_is_a_miss(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "nvgemm-aot-1-key")
+    assert open_store(f"file://{tmp_path}", 5.0).get("key", MOST) is None
+
+
+def test_other_users_read_what_a_strict_umask_writes(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        open_store(f"file://{tmp_path}", 5.0).put("key", b"value")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "nvgemm-aot-1-key").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("is_searchable", [True, False])
+def test_an_entry_that_this_user_cannot_read_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_searchable: bool
+) -> None:
+    """Root reads everything, so the refusal comes from a patch."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(shared_directory, "open_regular", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: is_searchable)
+    store = open_store(f"file://{tmp_path}", 5.0)
+    if is_searchable:
+        assert store.get("key", MOST) is None
+    else:
+        assert str(failure_of(store)) == "Permission denied"
+
+
+def test_a_prefix_may_be_quoted() -> None:
+    assert open_store("s3://bucket/team%40site", 5.0).address.startswith("s3://bucket/team@site")
+
+
+def test_a_directory_may_have_an_at_sign(tmp_path: Path) -> None:
+    (tmp_path / "team@site").mkdir()
+    assert open_store(f"file://{tmp_path}/team@site", 5.0).get("key", MOST) is None
+
+
+@pytest.mark.parametrize("secret", ["canary  12\t34", "canary\x0112\u20283"])
+def test_a_secret_is_replaced_before_its_characters_are(secret: str) -> None:
+    url = urlsplit(f"redis://:{quote(secret)}@h")
+    text = Secrets(url).error_text(ValueError(f"no  such\nuser: {secret}"))
+    assert text == "ValueError: no such user: ***"
 
 
 @pytest.mark.parametrize(
@@ -267,6 +335,15 @@ def test_a_pipe_in_a_directory_is_not_waited_for(tmp_path: Path) -> None:
         ("redis://:canary1234@host:port", "Port could not be cast"),
         ("redis://:canary1234@host/0?no_such_option=1", "URL is wrong"),
         ("redis://[::1", "is not a URL"),
+        ("redis://:canary1234/tail@h:6379/0", "write / as %2F"),
+        ("redis://u:12345/canary1234@h", "write / as %2F"),
+        ("redis://:canary1234?tail@h:6379/0", "? as %3F"),
+        ("redis://:canary1234#tail@h:6379/0", "# as %23"),
+        ("rediss://h:6379/0?password=some@canary1234", "@ as %40"),
+        ("s3://canary1234:some/tail@bucket/prefix", "s3://bucket/prefix without credentials"),
+        ("s3://canary1234:some?tail@bucket/prefix", "s3://bucket/prefix without credentials"),
+        ("s3://key:canary1234/prefix", "credentials, region"),
+        ("file:///shared#canary1234", "# as %23"),
     ],
 )
 def test_a_wrong_url_is_named_without_what_it_holds(url: str, reason: str) -> None:

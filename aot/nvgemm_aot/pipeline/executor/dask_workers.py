@@ -385,15 +385,19 @@ class _Run:
         self, future: Any, collect: Callable[[Any], Callable[[], Iterator[TaskOutcome]]]
     ) -> None:
         """Collects a future in another thread once it is done, and queues the event."""
+        future.add_done_callback(lambda _: self._queue(functools.partial(collect, future)))
+
+    def _queue(self, collect: Callable[[], Callable[[], Iterator[TaskOutcome]]]) -> None:
+        """Queues an event that another thread makes, or the error of making it."""
 
         def work() -> None:
             try:
-                event = collect(future)
+                event = collect()
             except BaseException as error:
                 event = functools.partial(_raise, error)
             self._events.put(event)
 
-        future.add_done_callback(lambda _: self._threads.submit(work))
+        self._threads.submit(work)
 
     def _collect_batch(
         self, member: Member, batch: Batch, future: Any
@@ -410,10 +414,7 @@ class _Run:
     def _lose(self, member: Member) -> None:
         """Handles the batches of a worker that is gone."""
         for batch in member.batches:
-            collect = functools.partial(self._collect_batch, member, batch)
-            self._threads.submit(
-                lambda collect=collect: self._events.put(collect(None))  # type: ignore[misc]
-            )
+            self._queue(functools.partial(self._collect_batch, member, batch, None))
 
     def _on_answer(
         self, member: Member, batch: Batch, answer: Answer, there: frozenset[str]

@@ -49,6 +49,11 @@ _SECONDS_PER_ENTRY = 0.2
 
 _POLL_SECONDS = 0.25
 
+_MOST_REASONS = 16
+"""Most distinct reasons for refusals that are counted and logged; texts hold a store's numbers."""
+
+OTHER_REASONS = "other reasons"
+
 Result = TypeVar("Result")
 
 
@@ -60,7 +65,7 @@ class RemoteStatistics:
         address: The store, without credentials.
         hits: Entries fetched and taken.
         misses: Entries that the store did not have.
-        refused: Reasons for entries not taken, with their numbers.
+        refused: Reasons for entries not taken, at most 16 and `OTHER_REASONS`, with their numbers.
         pushed: Entries sent.
         bytes_down, bytes_up: Bytes of entries, as stored.
         seconds: Time that this process waited for the store.
@@ -210,6 +215,8 @@ class RemoteCache:
                 refusal = check(key, payload)
         except EntryError as error:
             refusal = str(error)
+        except Exception as error:
+            refusal = f"it cannot be checked: {type(error).__name__}"
         if refusal is not None:
             self._refuse(key, refusal)
             return False
@@ -285,6 +292,8 @@ class RemoteCache:
 
     def _refuse(self, key: str, reason: str) -> None:
         with self._lock:
+            if reason not in self._refused and len(self._refused) >= _MOST_REASONS:
+                reason = OTHER_REASONS
             self._refused[reason] += 1
             is_first = self._refused[reason] == 1
         if is_first:

@@ -7,13 +7,19 @@ import contextlib
 import logging
 import os
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from nvgemm_runtime.errors import SettingError, ToolchainError, install_command
 
 from .stores import KEY_PREFIX, MAX_CONNECTIONS, Secrets, StoreError, causes
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+_MOST_ERROR_BYTES = 64 << 10
+"""Most bytes that are read of an answer that is an error or a redirection."""
+
+_READ_PERMISSIONS = "reading needs s3:GetObject and s3:ListBucket"
+"""Without s3:ListBucket, S3 answers AccessDenied for absent objects."""
 
 _PERMANENT = (
     "NoCredentialsError",
@@ -41,13 +47,14 @@ class S3Store:
     def __init__(
         self, url: SplitResult, *, connect_seconds: float, operation_seconds: float
     ) -> None:
-        if "@" in url.netloc or url.query or not url.netloc:
+        if not url.netloc or url.query or not {*"@:"}.isdisjoint(url.netloc):
             raise SettingError(
                 "the remote cache's URL is wrong: S3 takes s3://bucket/prefix; credentials, region "
                 "and endpoint come from AWS's variables or files"
             )
         try:
             import s3fs
+            from aiobotocore.httpsession import AIOHTTPSession
             from fsspec.asyn import sync
         except ImportError as error:
             raise ToolchainError(
@@ -60,13 +67,14 @@ class S3Store:
         self._seconds = operation_seconds
         self._secrets = Secrets(url)
         self._bucket = url.netloc
-        prefix = url.path.strip("/")
+        prefix = unquote(url.path).strip("/")
         self._prefix = (f"{prefix}/" if prefix else "") + KEY_PREFIX
         self.address = f"s3://{url.netloc}/{prefix}".rstrip("/") + _endpoint_text()
         self._files: Any = s3fs.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
             config_kwargs={
+                "http_session_cls": _bounded_class(AIOHTTPSession),
                 "connect_timeout": connect_seconds,
                 "read_timeout": operation_seconds,
                 "retries": {"max_attempts": 0},
@@ -80,7 +88,13 @@ class S3Store:
 
     def get(self, key: str, most_bytes: int) -> bytes | None:
         """Reads an object; see `Store.get`."""
-        data: bytes | None = self._run(self._read(key, most_bytes))
+        try:
+            data: bytes | None = self._run(self._read(key, most_bytes))
+        except StoreError as error:
+            if not str(error).startswith("AccessDenied: "):
+                raise
+            reason = f"{error}; {_READ_PERMISSIONS}"
+            raise StoreError(reason, is_transient=error.is_transient) from None
         return data
 
     def put(self, key: str, data: bytes) -> None:
@@ -130,6 +144,29 @@ class S3Store:
         text = (f"{code}: " if code else "") + self._secrets.error_text(error)
         is_permanent = is_refused or not {*names}.isdisjoint(_PERMANENT)
         return StoreError(text, is_transient=not is_permanent)
+
+
+def _bounded_class(base: Any) -> Any:
+    """Returns a session class that reads no error further than `_MOST_ERROR_BYTES`.
+
+    aiobotocore reads the whole body of an answer whose status is 300 or more.
+    """
+
+    class BoundedSession(base):  # type: ignore[misc]
+        async def send(self, request: Any) -> Any:
+            answer = await super().send(request)
+            if answer.status_code >= 300:
+                data = bytearray()
+                while len(data) <= _MOST_ERROR_BYTES and (
+                    part := await answer.raw.content.read(_MOST_ERROR_BYTES + 1 - len(data))
+                ):
+                    data += part
+                if len(data) > _MOST_ERROR_BYTES:
+                    answer.raw.close()
+                answer._content = bytes(data)
+            return answer
+
+    return BoundedSession
 
 
 def _code(error: BaseException) -> str | None:

@@ -8,10 +8,13 @@ import secrets
 from pathlib import Path
 from urllib.parse import SplitResult, unquote
 
-from nvgemm_runtime.errors import SettingError, StorageError
+from nvgemm_runtime.errors import SettingError
 
-from ..files import open_new_file, open_regular, sweep_partials
+from ..files import IrregularFileError, open_new_file, open_regular, sweep_partials
 from .stores import KEY_PREFIX, StoreError
+
+_MODE = 0o644
+"""Permissions of entries, whatever the writer's umask: other users read them."""
 
 
 class SharedDirectory:
@@ -31,7 +34,7 @@ class SharedDirectory:
         self.address = f"file://{self._directory}"
 
     def get(self, key: str, most_bytes: int) -> bytes | None:
-        """Reads a file; see `Store.get`."""
+        """Reads a file; see `Store.get`. What is no file, or not readable, counts as absent."""
         try:
             with open_regular(self._path(key)) as file:
                 return file.read(most_bytes + 1)
@@ -39,8 +42,12 @@ class SharedDirectory:
             if self._directory.is_dir():
                 return None
             raise self._missing() from None
-        except StorageError as error:
-            raise StoreError(str(error), is_transient=False) from None
+        except (IrregularFileError, IsADirectoryError):
+            return None
+        except PermissionError as error:
+            if os.access(self._directory, os.X_OK):
+                return None
+            raise _failure(error) from None
         except OSError as error:
             raise _failure(error) from None
 
@@ -54,6 +61,8 @@ class SharedDirectory:
                 self._is_swept = True
                 sweep_partials(self._directory)
             with os.fdopen(open_new_file(temporary, os.O_WRONLY | os.O_EXCL), "wb") as file:
+                with contextlib.suppress(OSError):  # some file systems have no modes
+                    os.fchmod(file.fileno(), _MODE)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

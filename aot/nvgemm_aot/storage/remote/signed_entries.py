@@ -15,8 +15,8 @@ import zstandard
 
 from nvgemm_runtime.installed.signatures import KeySignature
 
-MAX_PAYLOAD_BYTES = 64 << 20
-"""Largest payload: a hundred times the largest kernel."""
+MAX_PAYLOAD_BYTES = 16 << 20
+"""Largest payload; a kernel has about 50 kB. Bounds what unchecked entries hold in memory."""
 
 _MAGIC, _VERSION = b"NVGEMMRC", 1
 _HEADER = struct.Struct("<8sHHQ32s")
@@ -91,7 +91,7 @@ def decode_entry(data: bytes) -> SealedEntry:
         raise EntryError(f"it has {len(data)} bytes, its header has {_HEADER.size}")
     magic, version, count, size_bytes, digest = _HEADER.unpack_from(data)
     if magic != _MAGIC:
-        raise EntryError(f"it begins with {magic!r}, must be {_MAGIC!r}")
+        raise EntryError(f"its first bytes differ from {_MAGIC.decode()}")
     if version != _VERSION:
         raise EntryError(f"its version is {version}, this nvgemm-aot reads {_VERSION}")
     if count > _MAX_SIGNATURES:

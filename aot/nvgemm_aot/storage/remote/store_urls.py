@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from nvgemm_runtime.errors import SettingError
 from nvgemm_runtime.settings import REMOTE_CACHE_VARIABLE, printable
@@ -31,6 +31,11 @@ def open_store(text: str, operation_seconds: float) -> Store:
         url = urlsplit(text)
     except ValueError:
         raise SettingError(f"{REMOTE_CACHE_VARIABLE} is not a URL") from None
+    if _has_unquoted(url):
+        raise SettingError(
+            f"{REMOTE_CACHE_VARIABLE} has a character that a URL must quote: write / as %2F, ? as "
+            "%3F, # as %23, @ as %40; S3 takes s3://bucket/prefix without credentials"
+        )
     connect_seconds = min(_LONGEST_CONNECT_SECONDS, operation_seconds)
     if url.scheme in ("redis", "rediss"):
         return RedisStore(
@@ -48,3 +53,8 @@ def open_store(text: str, operation_seconds: float) -> Store:
         f"{REMOTE_CACHE_VARIABLE} has the scheme {scheme}; allowed are redis, rediss, s3, file, "
         "as in s3://bucket/prefix"
     )
+
+
+def _has_unquoted(url: SplitResult) -> bool:
+    """Tells if a part of the URL behind the host may be the rest of a password."""
+    return bool(url.fragment) or (url.scheme != "file" and "@" in url.path + url.query)

@@ -13,7 +13,7 @@ KEY_PREFIX = "nvgemm-aot/1/"
 """Beginning of every key in a store, with the version of what lies behind it."""
 
 MAX_CONNECTIONS = 16
-"""Most operations at once, and so most connections."""
+"""Most operations at once, and so most connections and most entries held in memory."""
 
 _SHORTEST_REPLACED = 4
 """Shortest secret, in characters, that is replaced in a text; a shorter one hides the text."""
@@ -73,11 +73,12 @@ class Secrets:
     def error_text(self, error: BaseException) -> str:
         """Describes an error of a library in one line, without secrets."""
         name = type(error).__name__
-        text = one_line(str(error))
+        text = str(error)
         for secret in self._texts:
             if secret in text and len(secret) < _SHORTEST_REPLACED:
                 return name
             text = text.replace(secret, "***")
+        text = one_line(text)  # a secret may have what this changes
         return f"{name}: {text[:_MOST_SHOWN]}" if text else name
 
 
