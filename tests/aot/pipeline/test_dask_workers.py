@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from cpu_provider import _InThisProcess
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.executor import dask_workers, fleet_worker
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
-from nvgemm_aot.pipeline.executor.scheduler_connection import connect
+from nvgemm_aot.pipeline.executor.scheduler_connection import connect, workers_of
 from nvgemm_aot.pipeline.pipeline import BuildResult, build
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.storage.remote.remote_cache import open_remote
@@ -136,3 +137,27 @@ def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: P
         pytest.raises(ExecutorError, match=r"has no workers, for .* s; start some"),
     ):
         run(manifest, tmp_path / "dask", empty.scheduler_address)
+
+
+def test_all_workers_are_seen_whatever_the_client_keeps(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(cluster.scheduler_address) as client:
+        # A client's own record has five workers in some releases of Dask, and none in others.
+        monkeypatch.setattr(client, "_scheduler_identity", {"workers": {}})
+        monkeypatch.setattr(client, "scheduler_info", lambda *_, **__: {"workers": {}})
+        assert list(workers_of(client)) == [cluster.workers[0].address]
+        monkeypatch.setattr(client.scheduler, "identity", _never)
+        with pytest.raises(TimeoutError, match=r"does not answer, for 0\.01 s"):
+            workers_of(client, 0.01)
+
+
+def test_a_build_asks_the_scheduler_for_its_workers(
+    manifest: Manifest, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed.Client, "scheduler_info", lambda *_, **__: {"workers": {}})
+    assert run(manifest, tmp_path / "dask", cluster.scheduler_address).compiled == 6
+
+
+async def _never(**_: Any) -> None:
+    await asyncio.Event().wait()

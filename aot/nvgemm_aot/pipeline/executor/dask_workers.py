@@ -45,6 +45,7 @@ from .batches import (
     was_there,
 )
 from .fleet_worker import TRIAL_PAYLOAD, Request, check_worker, compile_batch
+from .scheduler_connection import ANSWER_SECONDS, workers_of
 from .worker_facts import facts_for, kinds_of
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,6 @@ MAX_WORKER_DEATHS = 3
 
 _PATIENCE_SECONDS = 120.0
 """Longest time without any worker that can compile, in seconds: new machines take a minute."""
-
-_ANSWER_SECONDS = 30.0
-"""Longest time for the scheduler to answer a question, in seconds."""
 
 _REFRESH_SECONDS = 1.0
 
@@ -232,18 +230,20 @@ class _Run:
 
     def _ask_for_workers(self) -> dict[str, Any]:
         """Returns the scheduler's workers by address."""
-        asked = self._asking.submit(self._client.scheduler_info)
-        end = time.monotonic() + _ANSWER_SECONDS
+        asked = self._asking.submit(functools.partial(workers_of, self._client))
+        end = time.monotonic() + ANSWER_SECONDS
         while self._client.status == "running":
             wait([asked], timeout=_TICK_SECONDS)
-            if asked.done() and asked.exception() is None:
-                workers: dict[str, Any] = asked.result()["workers"]
-                return workers
-            if asked.done() or time.monotonic() > end:
+            error = asked.exception() if asked.done() else None
+            if asked.done() and error is None:
+                return asked.result()
+            if isinstance(error, TimeoutError) or time.monotonic() > end:
                 raise ExecutorError(
                     f"executor {self._address}: the scheduler does not answer, for "
-                    f"{_ANSWER_SECONDS:g} s; {_CONTINUE}"
+                    f"{ANSWER_SECONDS:g} s; {_CONTINUE}"
                 )
+            if error is not None:
+                break
         raise ExecutorError(
             f"executor {self._address}: the connection to the scheduler was lost; {_CONTINUE}"
         )
