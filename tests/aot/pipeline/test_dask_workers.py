@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,28 @@ def test_a_provider_that_a_worker_lacks_is_a_reason(
     raise_missing.__module__, raise_missing.__name__ = fleet_worker.__name__, "check_worker"
     with pytest.raises(ExecutorError, match="of this release is not installed there"):
         run(manifest, tmp_path / "dask", cluster.scheduler_address)
+
+
+def test_a_worker_does_not_name_the_entry_of_its_trial(
+    manifest: Manifest, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = fleet_worker.check_worker
+
+    def name_another(request: str) -> str:
+        document = json.loads(request)
+        document["trial_key"] = "../../../victim"
+        return checked(json.dumps(document))
+
+    def name_in_answer(request: str) -> str:
+        checked(request)
+        return json.dumps({"reason": None, "trial_key": "../../../victim"})
+
+    for number, lie in enumerate([name_another, name_in_answer]):
+        lie.__module__, lie.__name__ = fleet_worker.__name__, "check_worker"
+        monkeypatch.setattr(fleet_worker, "check_worker", lie)
+        with contextlib.suppress(ExecutorError):
+            run(manifest, tmp_path / f"dask{number}", cluster.scheduler_address)
+    assert not list(tmp_path.rglob("victim"))
 
 
 def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from nvgemm_runtime.settings import (
     REMOTE_CACHE_VARIABLE,
 )
 
-from ...storage.build_cache import Cache
+from ...storage.build_cache import Cache, cache_key
 from ...storage.remote.remote_cache import RemoteCache
 from ...storage.remote.transfers import Transfers
 from ..cache_entries.remote_kernels import fetch_kernels
@@ -180,15 +180,10 @@ class _Run:
         self._refreshed = -math.inf
         self._alone_since: float | None = None
         self._facts = facts_for(kinds_of(tasks))
-        self._check_request = json.dumps(
-            {
-                "facts": self._facts,
-                "kinds": [
-                    (provider, target.arch, target.platform, target.cuda)
-                    for provider, target in kinds_of(tasks)
-                ],
-            }
-        )
+        self._kinds = [
+            (provider, target.arch, target.platform, target.cuda)
+            for provider, target in kinds_of(tasks)
+        ]
 
     def outcomes(self) -> Iterator[TaskOutcome]:
         """Yields each task with its result, as they come."""
@@ -290,16 +285,20 @@ class _Run:
 
     def _check(self, member: Member) -> None:
         """Begins to ask a worker if it can compile for this build."""
-        member.check = self._submit(check_worker, self._check_request, member)
-        self._when_done(member.check, functools.partial(self._collect_check, member))
+        key = cache_key("executor trial", [member.address, uuid.uuid4().hex])
+        request = json.dumps({"facts": self._facts, "kinds": self._kinds, "trial_key": key})
+        member.check = self._submit(check_worker, request, member)
+        self._when_done(member.check, functools.partial(self._collect_check, member, key))
 
-    def _collect_check(self, member: Member, future: Any) -> Callable[[], Iterator[TaskOutcome]]:
+    def _collect_check(
+        self, member: Member, key: str, future: Any
+    ) -> Callable[[], Iterator[TaskOutcome]]:
         answer = read_answer(future)
         if answer is None:  # the worker ended, which the next look at the workers shows
             return _nothing
         reason = answer.get("reason")
         if reason is None:
-            reason = self._trial_fault(str(answer["trial_key"]))
+            reason = self._trial_fault(key)
         return functools.partial(self._on_check, member, reason)
 
     def _trial_fault(self, key: str) -> str | None:
