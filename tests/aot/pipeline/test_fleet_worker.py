@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,3 +186,39 @@ def test_a_failure_of_the_machine_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
     answer = compile_here(*tasks("nospace"))
     assert answer["results"] == []
     assert "No space left on device" in answer["reason"]
+
+
+def test_one_timer_stops_idle_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Timer] = []
+    now = [100.0]
+
+    class Timer:
+        def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+            self.seconds, self.act = seconds, act
+            timers.append(self)
+
+        def start(self) -> None:
+            pass
+
+    [task] = tasks("one")
+    stopped: list[object] = []
+    monkeypatch.setattr(_InThisProcess, "__exit__", lambda self, *_: stopped.append(self))
+    monkeypatch.setattr(fleet_worker.threading, "Timer", Timer)
+    monkeypatch.setattr(fleet_worker.time, "monotonic", lambda: now[0])
+    compilers = fleet_worker._Compilers()
+    first, second = (compilers.take(Cache(tmp_path), task) for _ in range(2))
+    compilers.give_back(first)
+    now[0] += 100
+    for _ in range(1000):
+        compilers.give_back(second)
+        assert compilers.take(Cache(tmp_path), task) is second
+    compilers.give_back(second)
+    assert [timer.seconds for timer in timers] == [300]
+    now[0] += 200
+    timers[0].act()
+    assert (stopped, [timer.seconds for timer in timers]) == ([first], [300, 100])
+    now[0] += 100
+    timers[1].act()
+    assert (stopped, len(timers)) == ([first, second], 2)
+    compilers.give_back(first)
+    assert len(timers) == 3

@@ -67,6 +67,7 @@ class _Compilers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, ProviderWorkers]] = []
+        self._is_timed = False
 
     def take(self, cache: Cache, first: Task) -> ProviderWorkers:
         """Returns an idle process, or starts one."""
@@ -79,7 +80,12 @@ class _Compilers:
         """Keeps a process for the next task, for some time."""
         with self._lock:
             self._idle.append((time.monotonic(), process))
-        timer = threading.Timer(_KEPT_SECONDS, self._stop_idle)
+            if not self._is_timed:
+                self._is_timed = True
+                self._start_timer(_KEPT_SECONDS)
+
+    def _start_timer(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._stop_idle)
         timer.daemon = True
         timer.start()
 
@@ -88,6 +94,9 @@ class _Compilers:
             end = time.monotonic() - _KEPT_SECONDS
             stopped = [process for since, process in self._idle if since <= end]
             self._idle = [entry for entry in self._idle if entry[0] > end]
+            self._is_timed = bool(self._idle)
+            if self._idle:
+                self._start_timer(self._idle[0][0] - end)  # the first has been idle for longest
         for process in stopped:
             process.__exit__()
 
