@@ -14,6 +14,7 @@ import pytest
 from cpu_provider import _InThisProcess
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.executor import dask_workers, fleet_worker
+from nvgemm_aot.pipeline.executor.batches import Answer, read_answer
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
 from nvgemm_aot.pipeline.executor.scheduler_connection import connect, workers_of
 from nvgemm_aot.pipeline.pipeline import BuildResult, build
@@ -147,6 +148,71 @@ def test_a_worker_does_not_name_the_entry_of_its_trial(
         with contextlib.suppress(ExecutorError):
             run(manifest, tmp_path / f"dask{number}", cluster.scheduler_address)
     assert not list(tmp_path.rglob("victim"))
+
+
+GOOD = {"failure": None, "is_transient": False, "was_there": False}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "{}", "[1]", "null", '"text"', "NaN", "1" * 5000, "[" * 5000),
+        *('{"reason": 1}', '{"results": [1]}', '{"results": 1, "reason": "a"}', '{"other": 1}'),
+        json.dumps({"results": [{}], "reason": None}),
+        json.dumps({"results": [GOOD | {"failure": 1}]}),
+        json.dumps({"results": [GOOD | {"other": 1}]}),
+        json.dumps({"results": [GOOD] * 1000}),
+        json.dumps({"results": [GOOD] * 1000, "reason": "some"}),
+        json.dumps({"results": [], "reason": None, "seconds": 1.0}),
+    ],
+)
+def test_a_malformed_answer_is_a_reason(text: str) -> None:
+    answer = read_answer(Finished(text), 2)
+    assert answer == Answer(reason="its answer is malformed")
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "1e999", '"1"', "true"])
+def test_a_time_that_is_no_number_is_a_reason(seconds: str) -> None:
+    text = f'{{"results": [{json.dumps(GOOD)}], "reason": null, "seconds": {seconds}}}'
+    assert read_answer(Finished(text), 1) == Answer(reason="its answer is malformed")
+    good = read_answer(Finished(text.replace(seconds, "1.5")), 1)
+    assert good is not None
+    assert (len(good.results), good.reason, good.seconds) == (1, None, 1.5)
+
+
+class Finished:
+    """A future that is done."""
+
+    status = "finished"
+
+    def __init__(self, text: object) -> None:
+        self._text = text
+
+    def result(self, timeout: float) -> object:
+        return self._text
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", 7])
+@pytest.mark.parametrize("name", ["check_worker", "compile_batch"])
+def test_a_worker_with_a_malformed_answer_gets_no_kernels(
+    manifest: Manifest,
+    tmp_path: Path,
+    cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: object,
+) -> None:
+    def lie(_: object) -> object:
+        return text
+
+    lie.__module__, lie.__name__ = fleet_worker.__name__, name
+    monkeypatch.setattr(fleet_worker, name, lie)
+    if name == "check_worker" and text == "{}":  # nothing against it, and no entry of its own
+        expected = "its entries do not reach"
+    else:
+        expected = "its answer is malformed"
+    with pytest.raises(ExecutorError, match=expected):
+        run(manifest, tmp_path / "dask", cluster.scheduler_address)
 
 
 def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: Path) -> None:

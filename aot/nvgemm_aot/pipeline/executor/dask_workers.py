@@ -42,7 +42,6 @@ from .batches import (
     read_answer,
     results_of,
     successes,
-    was_there,
 )
 from .fleet_worker import TRIAL_PAYLOAD, Request, check_worker, compile_batch
 from .scheduler_connection import ANSWER_SECONDS, workers_of
@@ -296,7 +295,7 @@ class _Run:
         answer = read_answer(future)
         if answer is None:  # the worker ended, which the next look at the workers shows
             return _nothing
-        reason = answer.get("reason")
+        reason = answer.reason
         if reason is None:
             reason = self._trial_fault(key)
         return functools.partial(self._on_check, member, reason)
@@ -397,8 +396,7 @@ class _Run:
     def _collect_batch(
         self, member: Member, batch: Batch, future: Any
     ) -> Callable[[], Iterator[TaskOutcome]]:
-        document = read_answer(future)
-        answer = Answer() if document is None else Answer(**document)
+        answer = read_answer(future, len(batch.tasks)) or Answer()
         there = self._fetch(task for task, _ in successes(batch, answer))
         return functools.partial(self._on_answer, member, batch, answer, there)
 
@@ -433,7 +431,10 @@ class _Run:
             for task in group.tasks:
                 result = results[task.key]
                 if task.key in there:
-                    yield task, TaskResult(was_there=was_there(result), is_shared=True)
+                    yield (
+                        task,
+                        TaskResult(was_there=bool(result and result.was_there), is_shared=True),
+                    )
                 elif task.key in succeeded or result is None:
                     missing.append(task)
                 else:
