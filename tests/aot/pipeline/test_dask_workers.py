@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from cpu_provider import _InThisProcess
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.pipeline.compiler import Task
 from nvgemm_aot.pipeline.executor import dask_workers, fleet_worker
 from nvgemm_aot.pipeline.executor.batches import Answer, read_answer
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
@@ -213,6 +215,70 @@ def test_a_worker_with_a_malformed_answer_gets_no_kernels(
         expected = "its answer is malformed"
     with pytest.raises(ExecutorError, match=expected):
         run(manifest, tmp_path / "dask", cluster.scheduler_address)
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_another_worker_compiles_what_a_silent_one_has(
+    manifest: Manifest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_paused: bool,
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+    compile_here = fleet_worker._compile
+
+    def hang(tasks: Sequence[Task], cache: Cache) -> list[dict[str, Any]]:
+        if distributed.get_worker().name == "silent":
+            begun.set()
+            end.wait()
+        else:
+            begun.wait()
+        return compile_here(tasks, cache)
+
+    monkeypatch.setattr(fleet_worker, "_compile", hang)
+    monkeypatch.setattr(dask_workers, "compile_limit_seconds", lambda: 3600 if is_paused else 0.1)
+    monkeypatch.setattr(dask_workers, "_REFRESH_SECONDS", 0.05)
+    with distributed.LocalCluster(
+        n_workers=0,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+    ) as pair:
+        for name in ("silent", "other"):
+            # Without a limit of memory, for which Dask would end the pause.
+            options = {"nthreads": 1, "memory_limit": 0}
+            pair.worker_spec[name] = {"cls": distributed.Worker, "options": options}
+        pair.sync(pair._correct_state)
+        silent = pair.workers["silent"]
+
+        def pause() -> None:
+            begun.wait()
+            silent.loop.add_callback(setattr, silent, "status", distributed.Status.paused)
+
+        if is_paused:
+            threading.Thread(target=pause, daemon=True).start()
+        try:
+            result = run(manifest, tmp_path / "dask", pair.scheduler_address)
+        finally:
+            begun.set()
+            end.set()
+    assert result.compiled == 6
+    assert ("it has answered nothing for" in caplog.text) is not is_paused
+
+
+def test_a_build_ends_if_its_only_worker_is_silent(
+    manifest: Manifest, tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(fleet_worker, "_compile", lambda *_: end.wait() and [])
+    monkeypatch.setattr(dask_workers, "compile_limit_seconds", lambda: 0.1)
+    try:
+        with pytest.raises(ExecutorError, match="it has answered nothing for"):
+            run(manifest, tmp_path / "dask", cluster.scheduler_address)
+    finally:
+        end.set()
 
 
 def test_a_scheduler_without_workers_is_an_error(manifest: Manifest, tmp_path: Path) -> None:

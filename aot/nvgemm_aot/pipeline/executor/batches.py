@@ -41,7 +41,10 @@ class Batch:
 
 @dataclass(kw_only=True, eq=False)
 class Member:
-    """A worker process. It is usable once it was checked, unless there is a reason against it."""
+    """A worker process. It is usable once it was checked, unless there is a reason against it.
+
+    ``heard_seconds`` is the time of its last answer, or of a batch that it got when it had none.
+    """
 
     address: str
     threads: int
@@ -50,6 +53,7 @@ class Member:
     reason: str | None = None
     check: Any = None
     batches: set[Batch] = field(default_factory=set)
+    heard_seconds: float = 0.0
 
     @property
     def is_usable(self) -> bool:

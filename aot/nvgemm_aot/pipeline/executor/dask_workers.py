@@ -32,6 +32,7 @@ from ...storage.remote.remote_cache import RemoteCache
 from ...storage.remote.transfers import Transfers
 from ..cache_entries.remote_kernels import fetch_kernels
 from ..compiler import Task, TaskOutcome, TaskResult, group_by_device_code
+from ..compiler_limits import compile_limit_seconds
 from ..workers import WorkerDied
 from .batches import (
     Answer,
@@ -178,6 +179,7 @@ class _Run:
         self._kernel_seconds = _USUAL_KERNEL_SECONDS
         self._refreshed = -math.inf
         self._alone_since: float | None = None
+        self._limit_seconds = compile_limit_seconds()
         self._facts = facts_for(kinds_of(tasks))
         self._kinds = [
             (provider, target.arch, target.platform, target.cuda)
@@ -188,6 +190,7 @@ class _Run:
         """Yields each task with its result, as they come."""
         while self._left:
             self._refresh()
+            self._take_back()
             self._require_worker()
             self._deal()
             with contextlib.suppress(queue.Empty):
@@ -282,6 +285,30 @@ class _Run:
             )
         )
 
+    def _take_back(self) -> None:
+        """Lets others compile what workers have that no longer answer.
+
+        A paused worker begins nothing. One that runs is refused once all kernels of its batches
+        must have met the time limit: it may be busy with other work.
+        """
+        now = time.monotonic()
+        for member in self._members.values():
+            if not member.batches:
+                continue
+            seconds = self._patience_seconds
+            if member.is_running:
+                most = max(len(batch.tasks) for batch in member.batches)
+                seconds += most * self._limit_seconds
+            if now < member.heard_seconds + seconds:
+                continue
+            if member.is_running:
+                self._refuse(member, f"it has answered nothing for {seconds:g} s: is it busy?")
+            for batch in member.batches:
+                batch.is_done = True
+                batch.future.release()
+                self._waiting.extendleft(reversed(batch.groups))
+            member.batches.clear()
+
     def _check(self, member: Member) -> None:
         """Begins to ask a worker if it can compile for this build."""
         key = cache_key("executor trial", [member.address, uuid.uuid4().hex])
@@ -368,6 +395,8 @@ class _Run:
         groups = tuple(group.tasks for group in batch.groups)
         request = pickle.dumps(Request(groups=groups, facts=self._facts))
         batch.future = self._submit(compile_batch, request, member)
+        if not member.batches:
+            member.heard_seconds = time.monotonic()
         member.batches.add(batch)
         self._when_done(batch.future, functools.partial(self._collect_batch, member, batch))
 
@@ -420,6 +449,7 @@ class _Run:
             return
         batch.is_done = True
         member.batches.discard(batch)
+        member.heard_seconds = time.monotonic()
         batch.future.release()
         if answer.seconds is not None and answer.results:
             self._kernel_seconds += (max(answer.seconds, 0.001) - self._kernel_seconds) / 4
