@@ -66,7 +66,7 @@ class _Checked(BaseModel):
 
 
 class Result(_Checked):
-    """What became of a task: ``failure`` is None if it compiled."""
+    """A task's result: ``failure`` is None if it compiled."""
 
     failure: str | None
     is_transient: bool
