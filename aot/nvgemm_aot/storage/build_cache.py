@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ __all__ = ["Cache", "cache_key", "default_directory"]
 _log = logging.getLogger(__name__)
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+
+_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def cache_key(kind: str, inputs: object) -> str:
@@ -55,7 +58,13 @@ class Cache:
         self._quiet = quiet
 
     def path(self, key: str) -> Path:
-        """Returns an entry's path. The entry need not exist."""
+        """Returns an entry's path. The entry need not exist.
+
+        Raises:
+            ValueError: If the key is not one that `cache_key` could return.
+        """
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key[:100]!r} is no key of the build cache: it needs 64 hex digits")
         return self.directory / "entries" / key[:2] / key
 
     @property

@@ -252,7 +252,7 @@ def test_a_lost_scheduler_ends_the_build(
     shared: Path,
     how: signal.Signals,
 ) -> None:
-    monkeypatch.setattr(dask_workers, "_ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(dask_workers, "ANSWER_SECONDS", 2.0)
     name_operators(monkeypatch, *(f"op{n}" for n in range(8)), "hangs")
     machines.worker("only", threads=2)
     declared = manifest(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,15 @@ from nvgemm_aot.pipeline.executor import fleet_worker, worker_facts
 from nvgemm_aot.pipeline.executor.fleet_worker import Request, check_worker, compile_batch
 from nvgemm_aot.pipeline.executor.worker_facts import differences, facts_for, kinds_of
 from nvgemm_aot.providers import load_provider
-from nvgemm_aot.storage.build_cache import Cache
+from nvgemm_aot.storage.build_cache import Cache, cache_key
 from nvgemm_aot.storage.private_key import make_key
 from nvgemm_aot.storage.remote.remote_cache import open_remote
+from nvgemm_aot.storage.remote.signed_entries import decode_entry
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.installed.policy import key_id
 
+TRIAL_KEY = cache_key("trial", 1)
 BF16 = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 
 
@@ -62,6 +65,7 @@ def ask(**changes: Any) -> dict[str, Any]:
     document = {
         "facts": facts,
         "kinds": [(name, t.arch, t.platform, t.cuda) for name, t in kinds],
+        "trial_key": TRIAL_KEY,
     }
     answer: dict[str, Any] = json.loads(check_worker(json.dumps(document)))
     return answer
@@ -74,12 +78,11 @@ def compile_here(*items: Task) -> dict[str, Any]:
 
 
 def test_an_equal_worker_shows_that_it_can_write(tmp_path: Path) -> None:
-    key = ask()["trial_key"]
+    assert ask() == {"reason": None}
     with open_remote() as remote:  # type: ignore[union-attr]
         other = Cache(tmp_path / "other")
-        assert remote.fetch([key], other, lambda *_: None) == {key}
-    assert other.get(key) == fleet_worker.TRIAL_PAYLOAD
-    assert ask()["trial_key"] == key  # one such entry for each store and signer
+        assert remote.fetch([TRIAL_KEY], other, lambda *_: None) == {TRIAL_KEY}
+    assert other.get(TRIAL_KEY) == fleet_worker.TRIAL_PAYLOAD
 
 
 @pytest.mark.parametrize(
@@ -136,18 +139,20 @@ def test_a_store_that_is_there_again_is_used_again(worker: Path) -> None:
     worker.rmdir()
     assert "no such directory" in ask()["reason"]
     worker.mkdir()
-    assert "trial_key" in ask()
+    assert ask() == {"reason": None}
 
 
 def test_signs_with_its_own_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: Path
 ) -> None:
-    trusted = ask()["trial_key"]
-    make_key(tmp_path / "key.pem")
+    public = make_key(tmp_path / "key.pem").public
     monkeypatch.setattr(fleet_worker, "_remote", None)
     monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE_TRUST", "0")
     monkeypatch.setenv("NVGEMM_AOT_SIGNING_KEY", str(tmp_path / "key.pem"))
-    assert ask()["trial_key"] != trusted
+    assert ask() == {"reason": None}
+    [stored] = worker.iterdir()
+    signatures = decode_entry(stored.read_bytes()).signatures
+    assert [signature.key_id for signature in signatures] == [key_id(public)]
     answer = compile_here(*tasks("one"))
     assert (answer["reason"], answer["results"][0]["failure"]) == (None, None)
 
@@ -181,3 +186,39 @@ def test_a_failure_of_the_machine_is_a_reason(monkeypatch: pytest.MonkeyPatch) -
     answer = compile_here(*tasks("nospace"))
     assert answer["results"] == []
     assert "No space left on device" in answer["reason"]
+
+
+def test_one_timer_stops_idle_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Timer] = []
+    now = [100.0]
+
+    class Timer:
+        def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+            self.seconds, self.act = seconds, act
+            timers.append(self)
+
+        def start(self) -> None:
+            pass
+
+    [task] = tasks("one")
+    stopped: list[object] = []
+    monkeypatch.setattr(_InThisProcess, "__exit__", lambda self, *_: stopped.append(self))
+    monkeypatch.setattr(fleet_worker.threading, "Timer", Timer)
+    monkeypatch.setattr(fleet_worker.time, "monotonic", lambda: now[0])
+    compilers = fleet_worker._Compilers()
+    first, second = (compilers.take(Cache(tmp_path), task) for _ in range(2))
+    compilers.give_back(first)
+    now[0] += 100
+    for _ in range(1000):
+        compilers.give_back(second)
+        assert compilers.take(Cache(tmp_path), task) is second
+    compilers.give_back(second)
+    assert [timer.seconds for timer in timers] == [300]
+    now[0] += 200
+    timers[0].act()
+    assert (stopped, [timer.seconds for timer in timers]) == ([first], [300, 100])
+    now[0] += 100
+    timers[1].act()
+    assert (stopped, len(timers)) == ([first, second], 2)
+    compilers.give_back(first)
+    assert len(timers) == 3

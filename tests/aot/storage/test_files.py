@@ -83,16 +83,26 @@ def test_unwritable_cache_says_how_to_name_another(tmp_path: Path) -> None:
 
 def test_sweeps_what_killed_builds_left_but_not_what_others_write(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    cache.put("aa", b"x")
-    folder = cache.path("aa").parent
-    old, young = folder / ".aa.1.partial", folder / ".aa.2.partial"
+    key = cache_key("kind", 1)
+    cache.put(key, b"x")
+    folder = cache.path(key).parent
+    old, young = folder / f".{key}.1.partial", folder / f".{key}.2.partial"
     old.write_bytes(b"")
     young.write_bytes(b"")
     os.utime(old, (0, 0))
     cache.require_writable()
     assert not old.exists()
     assert young.exists()
-    assert cache.get("aa") == b"x"
+    assert cache.get(key) == b"x"
+
+
+@pytest.mark.parametrize("key", ["", "../../../victim", "A" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_a_name_that_is_no_key_reaches_no_file(tmp_path: Path, key: str) -> None:
+    cache = Cache(tmp_path / "a" / "b")
+    for use in (cache.get, cache.has, lambda key: cache.put(key, b"x")):
+        with pytest.raises(ValueError, match="is no key of the build cache"):
+            use(key)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_ends_finishes_what_another_of_its_threads_writes(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from ..compiler import Failure, Task
+
+MALFORMED = "its answer is malformed"
 
 _ANSWER_SECONDS = 30.0
 """Longest time to read an answer that is there, in seconds."""
@@ -38,7 +41,10 @@ class Batch:
 
 @dataclass(kw_only=True, eq=False)
 class Member:
-    """A worker process. It is usable once it was checked, unless there is a reason against it."""
+    """A worker process. It is usable once it was checked, unless there is a reason against it.
+
+    ``heard_seconds`` is the time of its last answer, or of a batch that it got when it had none.
+    """
 
     address: str
     threads: int
@@ -47,6 +53,7 @@ class Member:
     reason: str | None = None
     check: Any = None
     batches: set[Batch] = field(default_factory=set)
+    heard_seconds: float = 0.0
 
     @property
     def is_usable(self) -> bool:
@@ -54,14 +61,25 @@ class Member:
         return self.is_checked and self.reason is None and self.is_running
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A batch's answer: results in task order, or why the worker cannot go on, or both.
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    Neither means that the worker ended.
+
+class Result(_Checked):
+    """A task's result: ``failure`` is None if it compiled."""
+
+    failure: str | None
+    is_transient: bool
+    was_there: bool
+
+
+class Answer(_Checked):
+    """A worker's answer: results in task order, or why the worker cannot go on, or both.
+
+    Neither means that the worker ended, or that a check found nothing.
     """
 
-    results: Sequence[dict[str, Any]] = ()
+    results: list[Result] = []
     reason: str | None = None
     seconds: float | None = None
 
@@ -71,45 +89,51 @@ class Answer:
         return not self.results and self.reason is None
 
 
-def results_of(batch: Batch, answer: Answer) -> Iterator[tuple[Task, dict[str, Any] | None]]:
+def results_of(batch: Batch, answer: Answer) -> Iterator[tuple[Task, Result | None]]:
     """Yields each task with its result, or None if the worker gave none."""
     yield from itertools.zip_longest(batch.tasks, answer.results)
 
 
-def successes(batch: Batch, answer: Answer) -> Iterator[tuple[Task, dict[str, Any] | None]]:
+def successes(batch: Batch, answer: Answer) -> Iterator[tuple[Task, Result | None]]:
     """Yields the tasks that compiled, or may have before the worker ended."""
     for task, result in results_of(batch, answer):
-        if (result is None and answer.is_death) or (result and result["failure"] is None):
+        if (result is None and answer.is_death) or (result and result.failure is None):
             yield task, result
 
 
-def was_there(result: dict[str, Any] | None) -> bool:
-    """Returns True if the worker's cache had the kernel."""
-    return result is not None and bool(result["was_there"])
-
-
-def failure_of(task: Task, result: dict[str, Any]) -> Failure:
+def failure_of(task: Task, result: Result) -> Failure:
     """Returns the failure that a worker reports."""
-    return Failure(
-        task=task, reason=str(result["failure"]), is_transient=bool(result["is_transient"])
-    )
+    return Failure(task=task, reason=str(result.failure), is_transient=result.is_transient)
 
 
-def read_answer(future: Any) -> dict[str, Any] | None:
-    """Returns a future's answer, with a reason if it failed; None if its worker ended."""
+def read_answer(future: Any, count: int = 0) -> Answer | None:
+    """Returns a future's answer, or None if its worker ended.
+
+    The answer has a reason if the future failed, or if it is anything but ``count`` results, a
+    reason, or both.
+    """
     from distributed.scheduler import KilledWorker
 
     if future is None or future.status not in ("finished", "error"):
         return None
     try:
         if future.status == "finished":
-            answer: dict[str, Any] = json.loads(future.result(timeout=_ANSWER_SECONDS))
-            return answer
+            return _checked(future.result(timeout=_ANSWER_SECONDS), count)
         error = future.exception(timeout=_ANSWER_SECONDS)
     except Exception:  # the worker ended before its answer could be read
         return None
     if isinstance(error, KilledWorker):
         return None
     if isinstance(error, ModuleNotFoundError):
-        return {"reason": f"nvgemm-aot of this release is not installed there: {error}"}
-    return {"reason": f"{type(error).__name__}: {error}"}
+        return Answer(reason=f"nvgemm-aot of this release is not installed there: {error}")
+    return Answer(reason=f"{type(error).__name__}: {error}")
+
+
+def _checked(text: object, count: int) -> Answer:
+    """Returns the answer that a worker's text holds, or one with a reason if it holds none."""
+    try:
+        answer = Answer.model_validate_json(text)  # type: ignore[arg-type]
+    except (ValidationError, TypeError):
+        return Answer(reason=MALFORMED)
+    is_whole = len(answer.results) == count or (not answer.results and answer.reason is not None)
+    return answer if is_whole else Answer(reason=MALFORMED)

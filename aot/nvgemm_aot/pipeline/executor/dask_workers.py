@@ -27,11 +27,12 @@ from nvgemm_runtime.settings import (
     REMOTE_CACHE_VARIABLE,
 )
 
-from ...storage.build_cache import Cache
+from ...storage.build_cache import Cache, cache_key
 from ...storage.remote.remote_cache import RemoteCache
 from ...storage.remote.transfers import Transfers
 from ..cache_entries.remote_kernels import fetch_kernels
 from ..compiler import Task, TaskOutcome, TaskResult, group_by_device_code
+from ..compiler_limits import compile_limit_seconds
 from ..workers import WorkerDied
 from .batches import (
     Answer,
@@ -42,9 +43,9 @@ from .batches import (
     read_answer,
     results_of,
     successes,
-    was_there,
 )
 from .fleet_worker import TRIAL_PAYLOAD, Request, check_worker, compile_batch
+from .scheduler_connection import ANSWER_SECONDS, workers_of
 from .worker_facts import facts_for, kinds_of
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,6 @@ MAX_WORKER_DEATHS = 3
 
 _PATIENCE_SECONDS = 120.0
 """Longest time without any worker that can compile, in seconds: new machines take a minute."""
-
-_ANSWER_SECONDS = 30.0
-"""Longest time for the scheduler to answer a question, in seconds."""
 
 _REFRESH_SECONDS = 1.0
 
@@ -181,21 +179,18 @@ class _Run:
         self._kernel_seconds = _USUAL_KERNEL_SECONDS
         self._refreshed = -math.inf
         self._alone_since: float | None = None
+        self._limit_seconds = compile_limit_seconds()
         self._facts = facts_for(kinds_of(tasks))
-        self._check_request = json.dumps(
-            {
-                "facts": self._facts,
-                "kinds": [
-                    (provider, target.arch, target.platform, target.cuda)
-                    for provider, target in kinds_of(tasks)
-                ],
-            }
-        )
+        self._kinds = [
+            (provider, target.arch, target.platform, target.cuda)
+            for provider, target in kinds_of(tasks)
+        ]
 
     def outcomes(self) -> Iterator[TaskOutcome]:
         """Yields each task with its result, as they come."""
         while self._left:
             self._refresh()
+            self._take_back()
             self._require_worker()
             self._deal()
             with contextlib.suppress(queue.Empty):
@@ -232,18 +227,20 @@ class _Run:
 
     def _ask_for_workers(self) -> dict[str, Any]:
         """Returns the scheduler's workers by address."""
-        asked = self._asking.submit(self._client.scheduler_info)
-        end = time.monotonic() + _ANSWER_SECONDS
+        asked = self._asking.submit(functools.partial(workers_of, self._client))
+        end = time.monotonic() + ANSWER_SECONDS
         while self._client.status == "running":
             wait([asked], timeout=_TICK_SECONDS)
-            if asked.done() and asked.exception() is None:
-                workers: dict[str, Any] = asked.result()["workers"]
-                return workers
-            if asked.done() or time.monotonic() > end:
+            error = asked.exception() if asked.done() else None
+            if asked.done() and error is None:
+                return asked.result()
+            if isinstance(error, TimeoutError) or time.monotonic() > end:
                 raise ExecutorError(
                     f"executor {self._address}: the scheduler does not answer, for "
-                    f"{_ANSWER_SECONDS:g} s; {_CONTINUE}"
+                    f"{ANSWER_SECONDS:g} s; {_CONTINUE}"
                 )
+            if error is not None:
+                break
         raise ExecutorError(
             f"executor {self._address}: the connection to the scheduler was lost; {_CONTINUE}"
         )
@@ -288,18 +285,46 @@ class _Run:
             )
         )
 
+    def _take_back(self) -> None:
+        """Lets others compile what workers have that no longer answer.
+
+        A paused worker begins nothing. One that runs is refused once all kernels of its batches
+        must have met the time limit: it may be busy with other work.
+        """
+        now = time.monotonic()
+        for member in self._members.values():
+            if not member.batches:
+                continue
+            seconds = self._patience_seconds
+            if member.is_running:
+                most = max(len(batch.tasks) for batch in member.batches)
+                seconds += most * self._limit_seconds
+            if now < member.heard_seconds + seconds:
+                continue
+            if member.is_running:
+                self._refuse(member, f"it has answered nothing for {seconds:g} s: is it busy?")
+            for batch in member.batches:
+                batch.is_done = True
+                batch.future.release()
+                self._waiting.extendleft(reversed(batch.groups))
+            member.batches.clear()
+
     def _check(self, member: Member) -> None:
         """Begins to ask a worker if it can compile for this build."""
-        member.check = self._submit(check_worker, self._check_request, member)
-        self._when_done(member.check, functools.partial(self._collect_check, member))
+        key = cache_key("executor trial", [member.address, uuid.uuid4().hex])
+        request = json.dumps({"facts": self._facts, "kinds": self._kinds, "trial_key": key})
+        member.check = self._submit(check_worker, request, member)
+        self._when_done(member.check, functools.partial(self._collect_check, member, key))
 
-    def _collect_check(self, member: Member, future: Any) -> Callable[[], Iterator[TaskOutcome]]:
+    def _collect_check(
+        self, member: Member, key: str, future: Any
+    ) -> Callable[[], Iterator[TaskOutcome]]:
         answer = read_answer(future)
         if answer is None:  # the worker ended, which the next look at the workers shows
             return _nothing
-        reason = answer.get("reason")
+        reason = answer.reason
         if reason is None:
-            reason = self._trial_fault(str(answer["trial_key"]))
+            reason = self._trial_fault(key)
         return functools.partial(self._on_check, member, reason)
 
     def _trial_fault(self, key: str) -> str | None:
@@ -370,6 +395,8 @@ class _Run:
         groups = tuple(group.tasks for group in batch.groups)
         request = pickle.dumps(Request(groups=groups, facts=self._facts))
         batch.future = self._submit(compile_batch, request, member)
+        if not member.batches:
+            member.heard_seconds = time.monotonic()
         member.batches.add(batch)
         self._when_done(batch.future, functools.partial(self._collect_batch, member, batch))
 
@@ -402,8 +429,7 @@ class _Run:
     def _collect_batch(
         self, member: Member, batch: Batch, future: Any
     ) -> Callable[[], Iterator[TaskOutcome]]:
-        document = read_answer(future)
-        answer = Answer() if document is None else Answer(**document)
+        answer = read_answer(future, len(batch.tasks)) or Answer()
         there = self._fetch(task for task, _ in successes(batch, answer))
         return functools.partial(self._on_answer, member, batch, answer, there)
 
@@ -424,6 +450,7 @@ class _Run:
             return
         batch.is_done = True
         member.batches.discard(batch)
+        member.heard_seconds = time.monotonic()
         batch.future.release()
         if answer.seconds is not None and answer.results:
             self._kernel_seconds += (max(answer.seconds, 0.001) - self._kernel_seconds) / 4
@@ -435,7 +462,10 @@ class _Run:
             for task in group.tasks:
                 result = results[task.key]
                 if task.key in there:
-                    yield task, TaskResult(was_there=was_there(result), is_shared=True)
+                    yield (
+                        task,
+                        TaskResult(was_there=bool(result and result.was_there), is_shared=True),
+                    )
                 elif task.key in succeeded or result is None:
                     missing.append(task)
                 else:

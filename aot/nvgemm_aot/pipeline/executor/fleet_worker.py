@@ -17,7 +17,6 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installed.signatures import key_id
 from nvgemm_runtime.settings import (
     REMOTE_CACHE_MODE_VARIABLE,
     REMOTE_CACHE_TRUST_VARIABLE,
@@ -26,7 +25,7 @@ from nvgemm_runtime.settings import (
 )
 
 from ...providers import load_provider
-from ...storage.build_cache import Cache, cache_key, default_directory, require_private
+from ...storage.build_cache import Cache, default_directory, require_private
 from ...storage.remote.remote_cache import RemoteCache, open_remote
 from ..cache_entries.remote_kernels import push_kernel
 from ..compiler import ProviderWorkers, Task, TaskResult, death_text, make_tasks
@@ -68,6 +67,7 @@ class _Compilers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, ProviderWorkers]] = []
+        self._is_timed = False
 
     def take(self, cache: Cache, first: Task) -> ProviderWorkers:
         """Returns an idle process, or starts one."""
@@ -80,7 +80,12 @@ class _Compilers:
         """Keeps a process for the next task, for some time."""
         with self._lock:
             self._idle.append((time.monotonic(), process))
-        timer = threading.Timer(_KEPT_SECONDS, self._stop_idle)
+            if not self._is_timed:
+                self._is_timed = True
+                self._start_timer(_KEPT_SECONDS)
+
+    def _start_timer(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._stop_idle)
         timer.daemon = True
         timer.start()
 
@@ -89,6 +94,9 @@ class _Compilers:
             end = time.monotonic() - _KEPT_SECONDS
             stopped = [process for since, process in self._idle if since <= end]
             self._idle = [entry for entry in self._idle if entry[0] > end]
+            self._is_timed = bool(self._idle)
+            if self._idle:
+                self._start_timer(self._idle[0][0] - end)  # the first has been idle for longest
         for process in stopped:
             process.__exit__()
 
@@ -103,12 +111,12 @@ def check_worker(request: str) -> str:
     """Tells if this worker can compile for a build, and tries the remote cache.
 
     Args:
-        request: JSON object with the build's ``facts``, and ``kinds``: a list of provider,
-            architecture, platform and CUDA version for each kind of kernel.
+        request: JSON object with the build's ``facts``; ``kinds``, a list of provider,
+            architecture, platform and CUDA version for each kind of kernel; and ``trial_key``, the
+            key of an entry to send to the remote cache.
 
     Returns:
-        JSON object: ``reason`` if it cannot; otherwise ``trial_key``, the key of an entry that was
-        sent to the remote cache.
+        JSON object: ``reason`` if it cannot, or None once the entry was sent.
     """
     document = json.loads(request)
     try:
@@ -118,9 +126,10 @@ def check_worker(request: str) -> str:
             for provider, arch, platform, cuda in document["kinds"]
         ]
         _require_equal(document["facts"], facts_for(kinds))
-        return json.dumps({"trial_key": _try_remote(_open_cache())})
+        _try_remote(document["trial_key"], _open_cache())
     except (_CannotWork, NvgemmError) as error:
         return json.dumps({"reason": str(error)})
+    return json.dumps({"reason": None})
 
 
 def compile_batch(request: bytes) -> str:
@@ -240,17 +249,11 @@ def _remote_fault(remote: RemoteCache) -> str | None:
     return reason and f"its remote cache {remote.address} takes nothing: {reason}"
 
 
-def _try_remote(cache: Cache) -> str:
-    """Sends an entry to the remote cache and returns its key.
-
-    The key depends on the store and on the signer, so that each leaves one such entry.
-    """
+def _try_remote(key: str, cache: Cache) -> None:
+    """Sends an entry with a key to the remote cache."""
     remote = _open_remote()
-    signer = remote.trust.key
-    key = cache_key("executor trial", [remote.address, signer and key_id(signer.public)])
     cache.put(key, TRIAL_PAYLOAD)
     remote.push([key], cache)
     remote.flush()
     if reason := _remote_fault(remote):
         raise _CannotWork(reason)
-    return key
