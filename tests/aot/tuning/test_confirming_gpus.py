@@ -150,6 +150,22 @@ def test_a_tuning_on_one_gpu_each_goes_on_as_a_confirmed_one(tuner: Tuner, sever
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_run_without_confirmations_keeps_those_of_earlier_runs(
+    tuner: Tuner, several: Path, monkeypatch: pytest.MonkeyPatch, is_apart: bool
+) -> None:
+    times_on(monkeypatch, **({"gpu1": APART} if is_apart else {}))
+    first = tuned_on(tuner, several)
+    assert all(bool(one.doubts) == is_apart for one in first.outcomes.values())
+    assert all(bool(one.confirmed_by) != is_apart for one in first.outcomes.values())
+    before = tuner.path.read_bytes()
+    for repeats in (False, True):
+        tuned = tuned_on(tuner, several, "0", confirms=1, repeats=repeats)
+        assert tuned.outcomes == first.outcomes
+        assert tuner.path.read_bytes() == before
+
+
+@pytest.mark.slow
 def test_a_gpu_process_that_dies_is_replaced(
     tuner: Tuner, several: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
