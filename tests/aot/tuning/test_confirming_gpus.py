@@ -141,6 +141,19 @@ def test_what_no_other_gpu_confirms_is_measured_a_second_time_where_it_counts(
 
 
 @pytest.mark.slow
+def test_second_measurements_follow_parts_that_move_to_other_gpus(
+    tuner: Tuner, several: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_on(monkeypatch, gpu0={"aten": [201.0]}, gpu1={"aten": [199.0]})
+    tuned_on(tuner, several, "01")
+    absent = tuned_on(tuner, several, "23", repeats=True)
+    assert (absent.measured_now, absent.unrepeated, absent.is_complete) == (0, 6, False)
+    tuned = tuned_on(tuner, several, "10", repeats=True)
+    assert (tuned.measured_now, tuned.unrepeated, tuned.is_complete) == (6, 0, True)
+    assert all(one.repeated is not None for one in tuned.outcomes.values())
+
+
+@pytest.mark.slow
 def test_a_tuning_on_one_gpu_each_goes_on_as_a_confirmed_one(tuner: Tuner, several: Path) -> None:
     first = tuned_on(tuner, several, confirms=1)
     assert first.measured_now == len(SIZES)

@@ -29,7 +29,14 @@ from ..state.tuning_state import refuse_foreign_measurements
 from ..tune_bundles import Tuned, TuningOptions
 from ..watchdog import GPU_BENCH, GRACE_S, HANG_S
 from .gpu_identities import GpuIdentity, refuse_unlike
-from .several_gpus import SummedProgress, divide, gathering, has_unconfirmed, with_parts
+from .several_gpus import (
+    SummedProgress,
+    divide,
+    gathering,
+    has_unconfirmed,
+    left_to_repeat,
+    with_parts,
+)
 from .worker_tasks import (
     SentBundle,
     SentTuning,
@@ -99,7 +106,12 @@ def tune_over(
         if options.confirms > 1 and options.repeats and has_unconfirmed(paths, output):
             last = fleet.measure(left(), progress, again)
         tuned = fleet.write(replace(options, budget_s=0.0))
-    return with_parts(tuned, last, measured if last is not measured else ())
+    return with_parts(
+        tuned,
+        last,
+        measured if last is not measured else (),
+        unrepeated=left_to_repeat(output, tuned) if options.repeats else 0,
+    )
 
 
 def _read(path: Path) -> bytes:
