@@ -25,6 +25,7 @@ from nvgemm_aot.tuning.state.gathering import gather, part_path
 from nvgemm_aot.tuning.state.journal import Journal, state_path
 from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.errors import ExecutorError, TuningError
+from signing_keys import new_key, set_policy, sign_bundle
 from tuning_bench import header_of
 
 SIZES = [(m, n, 64) for n in (32, 64, 96, 128) for m in (8, 16)]
@@ -106,6 +107,16 @@ def test_each_worker_measures_a_part_and_the_bundle_comes_back(tuner: Tuner, sev
     assert tuner.path.read_bytes() == before
     assert all(ranking.measured is not None for ranking in header_of(tuner.path).rankings)
     assert not [*tuner.path.parent.glob(f".{tuner.path.name}.*jsonl")]
+
+
+@pytest.mark.slow
+def test_workers_with_a_policy_get_the_signatures(
+    tuner: Tuner, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key(tmp_path, "key")
+    policy = set_policy(monkeypatch, tmp_path / "policy.yaml", {"ours": key}, required=True)
+    with cluster("0", gpu0={"NVGEMM_AOT_POLICY": str(policy)}) as on:
+        assert tuned_over(tuner, sign_bundle(several, key), on).is_complete
 
 
 @pytest.mark.slow

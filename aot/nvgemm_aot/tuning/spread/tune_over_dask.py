@@ -11,15 +11,17 @@ import logging
 import queue
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ExecutorError, NvgemmError, TuningError, one_line
+from nvgemm_runtime.installed.policy_checks import check_bundle
+from nvgemm_runtime.installed.signatures import encode_signatures, read_signatures
 
 from ...pipeline.executor.scheduler_connection import connect
-from ...storage.files import write_atomic
 from ..part_measuring import Measured, Part
 from ..session import Progress
 from ..state.facts import Facts
@@ -29,6 +31,7 @@ from ..state.tuning_state import refuse_foreign_measurements
 from ..tune_bundles import Tuned, TuningOptions
 from ..watchdog import GPU_BENCH, GRACE_S, HANG_S
 from .gpu_identities import GpuIdentity, refuse_unlike
+from .returned_bundle import keep_returned
 from .several_gpus import (
     SummedProgress,
     divide,
@@ -89,8 +92,9 @@ def tune_over(
     begin = time.monotonic()
     gather(output)
     refuse_foreign_measurements(output, Facts(Journal(state_path(output), {}).facts).written)
-    bundles = [SentBundle(path=path.absolute(), data=_read(path)) for path in paths]
-    with connect(address, allow_insecure=allow_insecure) as client:
+    with contextlib.ExitStack() as stack:
+        bundles = [stack.enter_context(_open_bundle(path)) for path in paths]
+        client = stack.enter_context(connect(address, allow_insecure=allow_insecure))
         fleet = _Fleet(client, output.absolute(), bundles, bench, hang_s)
         fleet.find(options.confirms)
 
@@ -114,11 +118,20 @@ def tune_over(
     )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TuningError(f"{path}: cannot read: {error.strerror}; name a bundle") from error
+@contextlib.contextmanager
+def _open_bundle(path: Path) -> Iterator[Bundle]:
+    with Bundle(path) as bundle:
+        check_bundle(path, bundle.prefix)
+        yield bundle
+
+
+def _sent_bundle(bundle: Bundle) -> SentBundle:
+    signatures = read_signatures(bundle.path)
+    return SentBundle(
+        path=bundle.path.absolute(),
+        data=bundle.content(),
+        signatures=encode_signatures(signatures) if signatures else None,
+    )
 
 
 @dataclass(kw_only=True)
@@ -133,7 +146,7 @@ class _Fleet:
     """Workers of a scheduler that share a tuning."""
 
     def __init__(
-        self, client: Any, output: Path, bundles: list[SentBundle], bench: str, hang_s: float
+        self, client: Any, output: Path, bundles: list[Bundle], bench: str, hang_s: float
     ) -> None:
         self._client, self._output, self._bundles = client, output, bundles
         self._bench, self._hang_s = bench, hang_s
@@ -169,9 +182,10 @@ class _Fleet:
         for reason in refused:
             _log.warning("%s; it gets no work", reason)
         refuse_unlike(identities, confirms=confirms)
+        sent = [_sent_bundle(bundle) for bundle in self._bundles]
         for name in identities:
             address = name.removeprefix("worker ")
-            (bundles,) = self._client.scatter([self._bundles], workers=[address], hash=False)
+            (bundles,) = self._client.scatter([sent], workers=[address], hash=False)
             self._workers.append(_Worker(address=address, bundles=bundles))
 
     def measure(
@@ -254,7 +268,7 @@ class _Fleet:
                 journals.keep(POLL_S)
 
     def write(self, options: TuningOptions) -> Tuned:
-        """Lets a worker write the bundle, which comes back here.
+        """Lets a worker write the bundle, which comes back here; see `keep_returned`.
 
         Raises:
             NvgemmError: As `tune_bundles.tune`, or if no worker is left.
@@ -264,14 +278,18 @@ class _Fleet:
                 worker.address, write_on_worker, self._sent(options), worker.bundles
             )
             try:
-                tuned, bundle, journal = self._result(worker.address, future)
+                tuned, data, first = self._result(worker.address, future)
             except _LostError as error:
                 _log.warning("worker %s was lost (%s)", worker.address, error)
                 continue
-            with reserved(self._output):
-                write_atomic(state_path(self._output), journal)
-                write_atomic(self._output, bundle)
-            result: Tuned = tuned
+            header = keep_returned(data, first, self._bundles, self._output, worker.address)
+            result: Tuned = replace(
+                tuned,
+                path=self._output,
+                header=header,
+                file_bytes=len(data),
+                state=tuned.state and state_path(self._output),
+            )
             return result
         raise ExecutorError(f"all workers were lost; {SAVED.format(self._output)}")
 
