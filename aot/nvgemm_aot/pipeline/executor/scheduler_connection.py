@@ -22,6 +22,9 @@ INSECURE_OPTION = "--insecure-executor"
 CONNECT_SECONDS = 10.0
 """Longest time to reach a scheduler, in seconds."""
 
+ANSWER_SECONDS = 30.0
+"""Longest time for a scheduler to answer a question, in seconds."""
+
 _CLOSE_SECONDS = 2.0
 
 _TLS_VARIABLES = (
@@ -124,6 +127,26 @@ def connect(address: str, *, allow_insecure: bool = False) -> Iterator[Any]:
             client.close(timeout=_CLOSE_SECONDS)
 
 
+def workers_of(client: Any, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """Asks a scheduler for all its workers, and returns their descriptions by address.
+
+    ``Client.scheduler_info`` would leave out some of them, or all, in some releases of Dask.
+
+    Raises:
+        OSError: If the scheduler cannot be reached.
+        TimeoutError: If it does not answer within ``seconds``.
+    """
+    import asyncio
+
+    identity = client.scheduler.identity
+    try:
+        answer: dict[str, Any] = client.sync(identity, n_workers=-1, callback_timeout=seconds)
+    except asyncio.TimeoutError:  # a class of its own in Python 3.10
+        raise TimeoutError(f"the scheduler does not answer, for {seconds:g} s") from None
+    workers: dict[str, Any] = answer["workers"]
+    return workers
+
+
 async def _greet(address: str, arguments: dict[str, Any]) -> None:
     """Connects to a scheduler and exchanges greetings, within `CONNECT_SECONDS`."""
     import asyncio
@@ -139,7 +162,7 @@ def _silence(distributed: Any) -> None:
     """Keeps Dask's own logs off the terminal: errors that matter are raised or reported here."""
     for name in ("distributed", "distributed.client", "distributed.comm", "distributed.core"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    # Workers of other releases are named with the reason; see `worker_report`.
+    # A worker of another release is refused with the reason; see `fleet_worker.check_worker`.
     warnings.filterwarnings(
         "ignore", category=distributed.versions.VersionMismatchWarning, module="distributed"
     )
