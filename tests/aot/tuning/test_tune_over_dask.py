@@ -110,6 +110,34 @@ def test_each_worker_measures_a_part_and_the_bundle_comes_back(tuner: Tuner, sev
 
 
 @pytest.mark.slow
+def test_workers_that_fail_or_do_not_answer_get_no_work(
+    tuner: Tuner,
+    several: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("nvgemm_aot.tuning.spread.tune_over_dask.IDLE_FACTOR", 0.5)
+    with cluster("012") as on:
+        addresses = {number: nanny.worker_address for number, nanny in on.workers.items()}
+        with distributed_client(on) as client:
+            broken = "from nvgemm_aot.tuning.spread import worker_tasks as w; w.identify = None"
+            client.run(exec, broken, workers=[addresses[1]])
+            busy = client.submit(time.sleep, 3600, workers=[addresses[2]])
+            tuned = tuned_over(tuner, several, on, hang_s=60.0)
+            client.cancel([busy], force=True)
+    assert tuned.is_complete
+    assert len(measured_on(tuner)) == 1
+    told = caplog.text
+    assert f"worker {addresses[1]}: TypeError: 'NoneType' object is not callable; it needs" in told
+    assert f"worker {addresses[1]}: worker" not in told
+    assert f"worker {addresses[2]}: it has not answered: is it busy" in told
+
+
+def distributed_client(on: Cluster) -> Any:
+    return pytest.importorskip("distributed").Client(on, set_as_default=False)
+
+
+@pytest.mark.slow
 def test_workers_with_a_policy_get_the_signatures(
     tuner: Tuner, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

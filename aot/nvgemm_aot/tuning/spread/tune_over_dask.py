@@ -6,8 +6,10 @@ the output. What a lost worker has not measured is divided among the others.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import queue
 import time
 import uuid
@@ -21,7 +23,7 @@ from nvgemm_runtime.errors import ExecutorError, NvgemmError, TuningError, one_l
 from nvgemm_runtime.installed.policy_checks import check_bundle
 from nvgemm_runtime.installed.signatures import encode_signatures, read_signatures
 
-from ...pipeline.executor.scheduler_connection import connect
+from ...pipeline.executor.scheduler_connection import connect, workers_of
 from ..part_measuring import Measured, Part
 from ..session import Progress
 from ..state.facts import Facts
@@ -29,7 +31,7 @@ from ..state.gathering import gather
 from ..state.journal import Journal, Line, reserved, state_path
 from ..state.tuning_state import refuse_foreign_measurements
 from ..tune_bundles import Tuned, TuningOptions
-from ..watchdog import GPU_BENCH, GRACE_S, HANG_S
+from ..watchdog import GPU_BENCH, GRACE_S, HANG_S, IDLE_FACTOR
 from .gpu_identities import GpuIdentity, refuse_unlike
 from .returned_bundle import keep_returned
 from .several_gpus import (
@@ -150,6 +152,7 @@ class _Fleet:
     ) -> None:
         self._client, self._output, self._bundles = client, output, bundles
         self._bench, self._hang_s = bench, hang_s
+        self._limit_s = hang_s * IDLE_FACTOR
         self._workers: list[_Worker] = []
 
     def find(self, confirms: int) -> None:
@@ -165,11 +168,12 @@ class _Fleet:
         }
         identities: dict[str, GpuIdentity] = {}
         refused: list[str] = []
+        deadline = time.monotonic() + self._limit_s
         for address, future in found.items():
             try:
-                answer = self._result(address, future)
-            except _LostError as error:
-                answer = str(error)
+                answer = self._result(address, future, deadline=deadline)
+            except (_LostError, TuningError) as error:
+                answer = str(error).removeprefix(f"worker {address}: ")
             if isinstance(answer, GpuIdentity):
                 identities[f"worker {address}"] = answer
             else:
@@ -322,40 +326,57 @@ class _Fleet:
         """
         try:
             if self._client.status == "running":
-                return sorted(self._client.scheduler_info(n_workers=-1)["workers"])
+                return sorted(workers_of(self._client))
             reason = f"its connection is {self._client.status}"
         except (OSError, TimeoutError) as error:
             reason = one_line(str(error))
         raise ExecutorError(f"the scheduler was lost ({reason}); {SAVED.format(self._output)}")
 
-    def _result(self, address: str, future: Any, journals: _PartJournals | None = None) -> Any:
+    def _result(
+        self,
+        address: str,
+        future: Any,
+        journals: _PartJournals | None = None,
+        deadline: float = math.inf,
+    ) -> Any:
         """Waits for a future's result, and keeps what workers send meanwhile.
 
         Raises:
-            _LostError: If its worker is lost.
+            _LostError: If its worker is lost, or has not answered at the deadline.
             NvgemmError: The task's, or if the scheduler is lost.
         """
         while not future.done():
             if address not in self._addresses():
                 self._client.cancel([future], force=True)
                 raise _LostError("it left the scheduler")
+            if time.monotonic() > deadline:
+                self._client.cancel([future], force=True)
+                raise _LostError("it has not answered: is it busy with other work?")
             if journals is None:
                 time.sleep(POLL_S / 5)
             else:
                 journals.keep(POLL_S)
+        try:
+            return self._answer(address, future)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise _LostError(f"its answer does not arrive ({type(error).__name__})") from None
+
+    def _answer(self, address: str, future: Any) -> Any:
+        """Returns a done future's result; see `_result`."""
         if future.status == "finished":
-            return future.result()
+            return future.result(timeout=self._limit_s)
         if future.status != "error":
             self._addresses()  # names a scheduler that took all workers with it
             raise _LostError(f"its task is {future.status}")
-        error = future.exception()
+        error = future.exception(timeout=self._limit_s)
         if isinstance(error, NvgemmError):
             raise error
         text = f"{type(error).__name__}: {one_line(str(error))}"
         if type(error).__module__.startswith("distributed"):
             raise _LostError(text)
         raise TuningError(
-            f"worker {address}: {text}; it needs the client's Python, nvgemm-aot and torch"
+            f"worker {address}: {text}; it needs the client's Python, nvgemm-aot and torch, and "
+            "the scheduler that Python and nvgemm-aot"
         )
 
     def _unsubscribe(self, topic: str) -> None:
