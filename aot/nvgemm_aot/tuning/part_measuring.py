@@ -58,7 +58,7 @@ def measure_part(
 
     Skips what the output's journal and the part's have: with ``options.confirms``, what this GPU
     has measured, and what enough other GPUs have; else what any GPU has. With ``options.repeats``,
-    measures a second time what no other GPU confirms.
+    measures a second time what this GPU has measured, in this part or not, and no other confirms.
 
     ``output`` is the tuning's; ``shard`` and ``prunes`` among the options are not used. Other
     arguments are as for `tune`.
@@ -82,7 +82,9 @@ def measure_part(
         done = measure_first(session, mine, options, progress)
         measured_now, left_to_repeat = done.measured_now, 0
         if options.repeats:
-            to_repeat = done.rankings
+            first = {one.problem.key for one in done.rankings}
+            to_repeat = [*done.rankings]  # and what this GPU measured before parts moved
+            to_repeat += [one for one in rankings if one.problem.key not in first]
             if options.confirms > 1:
                 joined = join_gpus(lines, operators_by_id(prepared.content))
                 keys = {key for key, one in joined.items() if needs_repeat(one, gpu)}

@@ -45,7 +45,7 @@ from .rewrite import (
     with_rankings,
 )
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Running, Session, unwatched
-from .state.joining import join_gpus, outcomes_with_repeats
+from .state.joining import join_gpus
 from .state.journal import Journal, Line, reserved, state_path
 from .state.tuning_state import TuningState, check_identity, refuse_foreign_measurements
 
@@ -181,13 +181,10 @@ def tune(
             declared = deal(declared, options.shard)
         done = measure_first(session, declared, options, progress)
         measured_now, left_to_repeat = done.measured_now, 0
-        if options.confirms > 1:
-            outcomes = join_gpus(Journal(state_path(output), {}).facts, operators_by_id(content))
-        else:
-            if options.repeats:
-                measured_now += measure_again(session, done.rankings, again)
-                left_to_repeat = len(unrepeated(session, done.rankings))
-            outcomes = outcomes_with_repeats(state)
+        if options.confirms == 1 and options.repeats:
+            measured_now += measure_again(session, done.rankings, again)
+            left_to_repeat = len(unrepeated(session, done.rankings))
+        outcomes = join_gpus(Journal(state_path(output), {}).facts, operators_by_id(content))
         # Unmeasured problems without a ranking for this product have nothing to write.
         measured = (ranking for ranking in done.rankings if ranking.problem.key in outcomes)
         content = with_rankings(content, measured, gpu)

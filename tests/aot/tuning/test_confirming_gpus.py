@@ -141,12 +141,41 @@ def test_what_no_other_gpu_confirms_is_measured_a_second_time_where_it_counts(
 
 
 @pytest.mark.slow
+def test_second_measurements_follow_parts_that_move_to_other_gpus(
+    tuner: Tuner, several: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_on(monkeypatch, gpu0={"aten": [201.0]}, gpu1={"aten": [199.0]})
+    tuned_on(tuner, several, "01")
+    absent = tuned_on(tuner, several, "23", repeats=True)
+    assert (absent.measured_now, absent.unrepeated, absent.is_complete) == (0, 6, False)
+    tuned = tuned_on(tuner, several, "10", repeats=True)
+    assert (tuned.measured_now, tuned.unrepeated, tuned.is_complete) == (6, 0, True)
+    assert all(one.repeated is not None for one in tuned.outcomes.values())
+
+
+@pytest.mark.slow
 def test_a_tuning_on_one_gpu_each_goes_on_as_a_confirmed_one(tuner: Tuner, several: Path) -> None:
     first = tuned_on(tuner, several, confirms=1)
     assert first.measured_now == len(SIZES)
     tuned = tuned_on(tuner, several)
     assert tuned.measured_now == len(SIZES), "each on the other GPU"
     assert all(len(one.confirmed_by) == 2 for one in tuned.outcomes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_run_without_confirmations_keeps_those_of_earlier_runs(
+    tuner: Tuner, several: Path, monkeypatch: pytest.MonkeyPatch, is_apart: bool
+) -> None:
+    times_on(monkeypatch, **({"gpu1": APART} if is_apart else {}))
+    first = tuned_on(tuner, several)
+    assert all(bool(one.doubts) == is_apart for one in first.outcomes.values())
+    assert all(bool(one.confirmed_by) != is_apart for one in first.outcomes.values())
+    before = tuner.path.read_bytes()
+    for repeats in (False, True):
+        tuned = tuned_on(tuner, several, "0", confirms=1, repeats=repeats)
+        assert tuned.outcomes == first.outcomes
+        assert tuner.path.read_bytes() == before
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from nvgemm_aot.tuning.state.gathering import gather, part_path
 from nvgemm_aot.tuning.state.journal import Journal, state_path
 from nvgemm_aot.tuning.tune_bundles import Tuned, TuningOptions
 from nvgemm_runtime.errors import ExecutorError, TuningError
+from signing_keys import new_key, set_policy, sign_bundle
 from tuning_bench import header_of
 
 SIZES = [(m, n, 64) for n in (32, 64, 96, 128) for m in (8, 16)]
@@ -106,6 +107,44 @@ def test_each_worker_measures_a_part_and_the_bundle_comes_back(tuner: Tuner, sev
     assert tuner.path.read_bytes() == before
     assert all(ranking.measured is not None for ranking in header_of(tuner.path).rankings)
     assert not [*tuner.path.parent.glob(f".{tuner.path.name}.*jsonl")]
+
+
+@pytest.mark.slow
+def test_workers_that_fail_or_do_not_answer_get_no_work(
+    tuner: Tuner,
+    several: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("nvgemm_aot.tuning.spread.tune_over_dask.IDLE_FACTOR", 0.5)
+    with cluster("012") as on:
+        addresses = {number: nanny.worker_address for number, nanny in on.workers.items()}
+        with distributed_client(on) as client:
+            broken = "from nvgemm_aot.tuning.spread import worker_tasks as w; w.identify = None"
+            client.run(exec, broken, workers=[addresses[1]])
+            busy = client.submit(time.sleep, 3600, workers=[addresses[2]])
+            tuned = tuned_over(tuner, several, on, hang_s=60.0)
+            client.cancel([busy], force=True)
+    assert tuned.is_complete
+    assert len(measured_on(tuner)) == 1
+    told = caplog.text
+    assert f"worker {addresses[1]}: TypeError: 'NoneType' object is not callable; it needs" in told
+    assert f"worker {addresses[1]}: worker" not in told
+    assert f"worker {addresses[2]}: it has not answered: is it busy" in told
+
+
+def distributed_client(on: Cluster) -> Any:
+    return pytest.importorskip("distributed").Client(on, set_as_default=False)
+
+
+@pytest.mark.slow
+def test_workers_with_a_policy_get_the_signatures(
+    tuner: Tuner, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = new_key(tmp_path, "key")
+    policy = set_policy(monkeypatch, tmp_path / "policy.yaml", {"ours": key}, required=True)
+    with cluster("0", gpu0={"NVGEMM_AOT_POLICY": str(policy)}) as on:
+        assert tuned_over(tuner, sign_bundle(several, key), on).is_complete
 
 
 @pytest.mark.slow

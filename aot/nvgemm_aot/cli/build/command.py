@@ -58,7 +58,10 @@ if TYPE_CHECKING:
 @click.argument("manifest", type=ANY_PATH)
 @out_directory_option("Directory for the bundles (and the wheel).")
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
-@executor_option
+@executor_option(
+    "Compile on the workers of this Dask scheduler, such as tls://scheduler:8786; tcp:// on this "
+    "machine alone. Needs $NVGEMM_AOT_REMOTE_CACHE here and on the workers."
+)
 @insecure_option
 @click.option("--strict", is_flag=True, help="Fail if a target lacks any kernel.")
 @click.option(

@@ -15,6 +15,8 @@ import click
 
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 
+from ...pipeline.executor.scheduler_connection import LOCAL
+from ..terminal.executors import checked_executor, executor_option, insecure_option
 from ..terminal.interrupts import INTERRUPTED
 from ..terminal.printing import count_text, print_result, report_progress, size_text, table
 from ..terminal.shared_options import ANY_PATH, Duration, ShardParam, json_option
@@ -95,20 +97,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     help="Measure each problem on K of the GPUs of --gpus or --executor: where they agree, it is "
     "confirmed.",
 )
-@click.option(
-    "--executor",
-    metavar="ADDRESS",
-    default="local",
-    show_default=True,
-    help="Measure a part of the problems on each worker of this Dask scheduler, such as "
-    "tls://scheduler:8786. Each worker process measures on the first GPU that it sees.",
+@executor_option(
+    "Measure a part of the problems on each worker of this Dask scheduler, such as "
+    "tls://scheduler:8786; tcp:// on this machine alone. Each worker process measures on the first "
+    "GPU that it sees."
 )
-@click.option(
-    "--insecure-executor",
-    is_flag=True,
-    help="Allow a scheduler without TLS on another machine: whoever reaches it can run code here "
-    "and on its workers.",
-)
+@insecure_option
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option(
     "--prune",
@@ -167,7 +161,6 @@ def tune(
     the measuring process is killed, and another continues. If $NVGEMM_AOT_SIGNING_KEY is set, OUT
     is signed.
     """
-    from ...pipeline.executor.scheduler_connection import LOCAL, check_address
     from ...tuning import watchdog
     from ...tuning.measuring.grid import Grid
     from ...tuning.spread.several_gpus import tune_on, visible_gpus
@@ -192,16 +185,12 @@ def tune(
             f"--confirm {confirm} needs --gpus or --executor: one GPU cannot confirm itself; "
             "--gpus all takes all of this machine"
         )
-    if executor != LOCAL:
-        if gpus or shard:
-            raise click.UsageError(
-                f"--executor cannot be combined with {'--gpus' if gpus else '--shard'}, which "
-                "divides problems too"
-            )
-        try:
-            check_address(executor, allow_insecure=insecure_executor)
-        except ValueError as error:
-            raise click.UsageError(f"--executor: {error}") from None
+    if executor != LOCAL and (gpus or shard):
+        raise click.UsageError(
+            f"--executor cannot be combined with {'--gpus' if gpus else '--shard'}, which "
+            "divides problems too"
+        )
+    executor = checked_executor(executor, allow_insecure=insecure_executor)
     if shard and prune:
         raise click.UsageError(
             "--shard cannot be combined with --prune, which needs all problems' winners; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from ...storage.build_cache import Cache
     from ...storage.remote.remote_cache import RemoteCache
 
-executor_option = click.option(
-    "--executor",
-    default=LOCAL,
-    show_default=True,
-    metavar="ADDRESS",
-    help="Compile on the workers of this Dask scheduler, such as tls://scheduler:8786; tcp:// on "
-    "this machine alone. Needs $NVGEMM_AOT_REMOTE_CACHE here and on the workers.",
-)
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def executor_option(text: str) -> Option:
+    """Returns the option ``--executor`` with a command's help text."""
+    return click.option(
+        "--executor", default=LOCAL, show_default=True, metavar="ADDRESS", help=text
+    )
+
 
 insecure_option = click.option(
     INSECURE_OPTION,

@@ -24,9 +24,11 @@ from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ...pipeline.shard import Shard
 from ...rankings.entries import Operator
+from ..outcome import TuningOutcome
 from ..part_measuring import Measured, Part
 from ..repeating import needs_repeat
 from ..session import Progress
+from ..state.facts import facts_by_gpu
 from ..state.gathering import gather, part_path
 from ..state.joining import join_gpus
 from ..state.journal import Journal, state_path
@@ -127,7 +129,12 @@ def tune_on(
         last = measure(left())
     written = replace(options, budget_s=0.0)  # other GPUs measure what is left
     tuned = tune_watched(paths, output, written, bench=bench, hang_s=hang_s, gpu=gpus[0])
-    return with_parts(tuned, last, measured if last is not measured else ())
+    return with_parts(
+        tuned,
+        last,
+        measured if last is not measured else (),
+        unrepeated=left_to_repeat(output, tuned) if options.repeats else 0,
+    )
 
 
 @contextlib.contextmanager
@@ -170,15 +177,31 @@ def has_unconfirmed(paths: Sequence[Path], output: Path) -> bool:
     return any(needs_repeat(one, one.conditions.gpu_sha256) for one in joined.values())
 
 
-def with_parts(tuned: Tuned, last: Sequence[Measured], before: Sequence[Measured]) -> Tuned:
+def left_to_repeat(output: Path, tuned: Tuned) -> int:
+    """Returns the number of problems to measure a second time, also on GPUs that are absent."""
+    by_gpu = facts_by_gpu(Journal(state_path(output), {}).facts)
+
+    def is_left(key: str, outcome: TuningOutcome) -> bool:
+        gpu = outcome.conditions.gpu_sha256
+        if not needs_repeat(outcome, gpu):
+            return False
+        repeat = by_gpu[gpu].repeats.get(key)
+        return repeat is None or repeat.outcome.is_disturbed
+
+    return sum(is_left(key, outcome) for key, outcome in tuned.outcomes.items())
+
+
+def with_parts(
+    tuned: Tuned, last: Sequence[Measured], before: Sequence[Measured], *, unrepeated: int
+) -> Tuned:
     """Returns a tuning's result with the counts of its parts, and what ``last`` ones left out."""
     unmeasured = {key: why for part in last for key, why in part.unmeasured.items()}
     return replace(
         tuned,
         unmeasured={key: why for key, why in unmeasured.items() if key not in tuned.outcomes},
         measured_now=sum(part.measured_now for part in (*before, *last)),
-        unrepeated=sum(part.unrepeated for part in last),
-        is_complete=all(part.is_complete for part in last),
+        unrepeated=unrepeated,
+        is_complete=all(part.is_complete for part in last) and not unrepeated,
     )
 
 

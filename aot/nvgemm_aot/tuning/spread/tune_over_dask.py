@@ -6,20 +6,24 @@ the output. What a lost worker has not measured is divided among the others.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import queue
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ExecutorError, NvgemmError, TuningError, one_line
+from nvgemm_runtime.installed.policy_checks import check_bundle
+from nvgemm_runtime.installed.signatures import encode_signatures, read_signatures
 
-from ...pipeline.executor.scheduler_connection import connect
-from ...storage.files import write_atomic
+from ...pipeline.executor.scheduler_connection import connect, workers_of
 from ..part_measuring import Measured, Part
 from ..session import Progress
 from ..state.facts import Facts
@@ -27,9 +31,17 @@ from ..state.gathering import gather
 from ..state.journal import Journal, Line, reserved, state_path
 from ..state.tuning_state import refuse_foreign_measurements
 from ..tune_bundles import Tuned, TuningOptions
-from ..watchdog import GPU_BENCH, GRACE_S, HANG_S
+from ..watchdog import GPU_BENCH, GRACE_S, HANG_S, IDLE_FACTOR
 from .gpu_identities import GpuIdentity, refuse_unlike
-from .several_gpus import SummedProgress, divide, gathering, has_unconfirmed, with_parts
+from .returned_bundle import keep_returned
+from .several_gpus import (
+    SummedProgress,
+    divide,
+    gathering,
+    has_unconfirmed,
+    left_to_repeat,
+    with_parts,
+)
 from .worker_tasks import (
     SentBundle,
     SentTuning,
@@ -82,8 +94,9 @@ def tune_over(
     begin = time.monotonic()
     gather(output)
     refuse_foreign_measurements(output, Facts(Journal(state_path(output), {}).facts).written)
-    bundles = [SentBundle(path=path.absolute(), data=_read(path)) for path in paths]
-    with connect(address, allow_insecure=allow_insecure) as client:
+    with contextlib.ExitStack() as stack:
+        bundles = [stack.enter_context(_open_bundle(path)) for path in paths]
+        client = stack.enter_context(connect(address, allow_insecure=allow_insecure))
         fleet = _Fleet(client, output.absolute(), bundles, bench, hang_s)
         fleet.find(options.confirms)
 
@@ -99,14 +112,28 @@ def tune_over(
         if options.confirms > 1 and options.repeats and has_unconfirmed(paths, output):
             last = fleet.measure(left(), progress, again)
         tuned = fleet.write(replace(options, budget_s=0.0))
-    return with_parts(tuned, last, measured if last is not measured else ())
+    return with_parts(
+        tuned,
+        last,
+        measured if last is not measured else (),
+        unrepeated=left_to_repeat(output, tuned) if options.repeats else 0,
+    )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TuningError(f"{path}: cannot read: {error.strerror}; name a bundle") from error
+@contextlib.contextmanager
+def _open_bundle(path: Path) -> Iterator[Bundle]:
+    with Bundle(path) as bundle:
+        check_bundle(path, bundle.prefix)
+        yield bundle
+
+
+def _sent_bundle(bundle: Bundle) -> SentBundle:
+    signatures = read_signatures(bundle.path)
+    return SentBundle(
+        path=bundle.path.absolute(),
+        data=bundle.content(),
+        signatures=encode_signatures(signatures) if signatures else None,
+    )
 
 
 @dataclass(kw_only=True)
@@ -121,10 +148,11 @@ class _Fleet:
     """Workers of a scheduler that share a tuning."""
 
     def __init__(
-        self, client: Any, output: Path, bundles: list[SentBundle], bench: str, hang_s: float
+        self, client: Any, output: Path, bundles: list[Bundle], bench: str, hang_s: float
     ) -> None:
         self._client, self._output, self._bundles = client, output, bundles
         self._bench, self._hang_s = bench, hang_s
+        self._limit_s = hang_s * IDLE_FACTOR
         self._workers: list[_Worker] = []
 
     def find(self, confirms: int) -> None:
@@ -140,11 +168,12 @@ class _Fleet:
         }
         identities: dict[str, GpuIdentity] = {}
         refused: list[str] = []
+        deadline = time.monotonic() + self._limit_s
         for address, future in found.items():
             try:
-                answer = self._result(address, future)
-            except _LostError as error:
-                answer = str(error)
+                answer = self._result(address, future, deadline=deadline)
+            except (_LostError, TuningError) as error:
+                answer = str(error).removeprefix(f"worker {address}: ")
             if isinstance(answer, GpuIdentity):
                 identities[f"worker {address}"] = answer
             else:
@@ -157,9 +186,10 @@ class _Fleet:
         for reason in refused:
             _log.warning("%s; it gets no work", reason)
         refuse_unlike(identities, confirms=confirms)
+        sent = [_sent_bundle(bundle) for bundle in self._bundles]
         for name in identities:
             address = name.removeprefix("worker ")
-            (bundles,) = self._client.scatter([self._bundles], workers=[address], hash=False)
+            (bundles,) = self._client.scatter([sent], workers=[address], hash=False)
             self._workers.append(_Worker(address=address, bundles=bundles))
 
     def measure(
@@ -242,7 +272,7 @@ class _Fleet:
                 journals.keep(POLL_S)
 
     def write(self, options: TuningOptions) -> Tuned:
-        """Lets a worker write the bundle, which comes back here.
+        """Lets a worker write the bundle, which comes back here; see `keep_returned`.
 
         Raises:
             NvgemmError: As `tune_bundles.tune`, or if no worker is left.
@@ -252,14 +282,18 @@ class _Fleet:
                 worker.address, write_on_worker, self._sent(options), worker.bundles
             )
             try:
-                tuned, bundle, journal = self._result(worker.address, future)
+                tuned, data, first = self._result(worker.address, future)
             except _LostError as error:
                 _log.warning("worker %s was lost (%s)", worker.address, error)
                 continue
-            with reserved(self._output):
-                write_atomic(state_path(self._output), journal)
-                write_atomic(self._output, bundle)
-            result: Tuned = tuned
+            header = keep_returned(data, first, self._bundles, self._output, worker.address)
+            result: Tuned = replace(
+                tuned,
+                path=self._output,
+                header=header,
+                file_bytes=len(data),
+                state=tuned.state and state_path(self._output),
+            )
             return result
         raise ExecutorError(f"all workers were lost; {SAVED.format(self._output)}")
 
@@ -292,40 +326,57 @@ class _Fleet:
         """
         try:
             if self._client.status == "running":
-                return sorted(self._client.scheduler_info(n_workers=-1)["workers"])
+                return sorted(workers_of(self._client))
             reason = f"its connection is {self._client.status}"
         except (OSError, TimeoutError) as error:
             reason = one_line(str(error))
         raise ExecutorError(f"the scheduler was lost ({reason}); {SAVED.format(self._output)}")
 
-    def _result(self, address: str, future: Any, journals: _PartJournals | None = None) -> Any:
+    def _result(
+        self,
+        address: str,
+        future: Any,
+        journals: _PartJournals | None = None,
+        deadline: float = math.inf,
+    ) -> Any:
         """Waits for a future's result, and keeps what workers send meanwhile.
 
         Raises:
-            _LostError: If its worker is lost.
+            _LostError: If its worker is lost, or has not answered at the deadline.
             NvgemmError: The task's, or if the scheduler is lost.
         """
         while not future.done():
             if address not in self._addresses():
                 self._client.cancel([future], force=True)
                 raise _LostError("it left the scheduler")
+            if time.monotonic() > deadline:
+                self._client.cancel([future], force=True)
+                raise _LostError("it has not answered: is it busy with other work?")
             if journals is None:
                 time.sleep(POLL_S / 5)
             else:
                 journals.keep(POLL_S)
+        try:
+            return self._answer(address, future)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise _LostError(f"its answer does not arrive ({type(error).__name__})") from None
+
+    def _answer(self, address: str, future: Any) -> Any:
+        """Returns a done future's result; see `_result`."""
         if future.status == "finished":
-            return future.result()
+            return future.result(timeout=self._limit_s)
         if future.status != "error":
             self._addresses()  # names a scheduler that took all workers with it
             raise _LostError(f"its task is {future.status}")
-        error = future.exception()
+        error = future.exception(timeout=self._limit_s)
         if isinstance(error, NvgemmError):
             raise error
         text = f"{type(error).__name__}: {one_line(str(error))}"
         if type(error).__module__.startswith("distributed"):
             raise _LostError(text)
         raise TuningError(
-            f"worker {address}: {text}; it needs the client's Python, nvgemm-aot and torch"
+            f"worker {address}: {text}; it needs the client's Python, nvgemm-aot and torch, and "
+            "the scheduler that Python and nvgemm-aot"
         )
 
     def _unsubscribe(self, topic: str) -> None:

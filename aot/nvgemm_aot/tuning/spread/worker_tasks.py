@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError
+from nvgemm_runtime.installed.signatures import signature_path
 
 from ..part_measuring import Measured, Part
 from ..state.journal import Journal, Line, state_path
@@ -29,15 +30,16 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SentBundle:
-    """A bundle's path at the client, and its bytes."""
+    """A bundle's path at the client, its bytes, and those of its signature file, if any."""
 
     path: Path
     data: bytes
+    signatures: bytes | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentTuning:
-    """A tuning at the client, as of a task's begin.
+    """The client's tuning when a task begins.
 
     Attributes:
         output: Bundle to write at the client.
@@ -102,11 +104,12 @@ def measure_on_worker(
         return measured, Journal(state_path(here.output), {}).lines
 
 
-def write_on_worker(tuning: SentTuning, bundles: list[SentBundle]) -> tuple[Tuned, bytes, bytes]:
+def write_on_worker(tuning: SentTuning, bundles: list[SentBundle]) -> tuple[Tuned, bytes, Line]:
     """Writes the tuned bundle on this worker, and measures nothing.
 
     Returns:
-        The result, the bundle's bytes, and the bytes of the output's journal.
+        The result, the bundle's bytes, and the first line of the output's journal; it is empty if
+        nothing was ever measured.
 
     Raises:
         NvgemmError: As `watchdog.tune_watched`.
@@ -115,8 +118,8 @@ def write_on_worker(tuning: SentTuning, bundles: list[SentBundle]) -> tuple[Tune
         tuned = tune_watched(
             paths, output, tuning.options, bench=tuning.bench, hang_s=tuning.hang_s
         )
-        tuned = replace(tuned, path=tuning.output, state=tuned.state and state_path(tuning.output))
-        return tuned, output.read_bytes(), state_path(output).read_bytes()
+        lines = Journal(state_path(output), {}).lines
+        return tuned, output.read_bytes(), lines[0] if lines else {}
 
 
 @contextlib.contextmanager
@@ -132,6 +135,8 @@ def _unpacked(tuning: SentTuning, bundles: list[SentBundle]) -> Iterator[tuple[l
             paths.append(directory / str(number) / bundle.path.name)
             paths[-1].parent.mkdir()
             paths[-1].write_bytes(bundle.data)
+            if bundle.signatures is not None:
+                signature_path(paths[-1]).write_bytes(bundle.signatures)
         output = directory / tuning.output.name
         if tuning.journal:
             state_path(output).write_bytes(tuning.journal)
