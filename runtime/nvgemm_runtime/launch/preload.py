@@ -70,8 +70,8 @@ def preload(
         manifest: Name of a manifest whose kernel wheel is installed, or whose bundle is in
             NVGEMM_AOT_BUNDLES, whole or in parts. Loads the first-ranked kernel for each of its
             problems, and the kernels in their dispatch tables. None loads every kernel that
-            compiled graphs in this process may call; if `nvgemm_runtime.moe` is imported, also the first-ranked kernel for
-            each expert product that usable bundles declare.
+            compiled graphs in this process may call; if `nvgemm_runtime.moe` is imported, also the
+            first-ranked kernel for each expert product that usable bundles declare.
         device: Device for the calls; by default the current CUDA device, or the CPU without one.
         progress: Callback, called after each kernel with the number done and the total. Preloads
             longer than a few seconds also log this (level INFO).
