@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from recording_kernels import DESCRIPTOR, Record
+from written_wheels import write_wheel
 
 _PROGRAM = f"""
 import json, os, sys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +14,9 @@ import pytest
 
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.bundle.format import PREFIX, KernelDesign
 from nvgemm_runtime.bundle.paging import encode_pages
+from nvgemm_runtime.bundle.paging.tables import LISTS
 from nvgemm_runtime.bundle.ranking_entries import (
     APART,
     CompileFailure,
@@ -69,6 +72,19 @@ def encode_in_pages(content: BundleContent, entries: int = 2) -> bytes:
 def write_in_pages(path: Path, content: BundleContent, entries: int = 2) -> Bundle:
     path.write_bytes(encode_in_pages(content, entries))
     return Bundle(path)
+
+
+def damage_list(path: Path, name: str) -> None:
+    """Changes the last byte of each of a list's pages."""
+    data = bytearray(path.read_bytes())
+    _, _, root_bytes, _ = PREFIX.unpack(data[: PREFIX.size])
+    offset = PREFIX.size + root_bytes
+    pages = json.loads(data[PREFIX.size : offset])["pages"]
+    for before in LISTS[: LISTS.index(name)]:
+        offset += sum(pages[before]["stored"])
+    for end in itertools.accumulate(pages[name]["stored"], initial=offset):
+        data[end - 1] ^= end > offset
+    path.write_bytes(data)
 
 
 def some_problem(source: random.Random, signature: Signature) -> Problem:

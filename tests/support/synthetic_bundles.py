@@ -8,12 +8,12 @@ import pytest
 
 from installed_bundles import install_wheels
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, sha256_hex
 from nvgemm_runtime.bundle.ranking_entries import RankingSource
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.target import read_target
+from written_wheels import write_wheel
 
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 

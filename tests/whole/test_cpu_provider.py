@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 import cpu_provider
 from cpu_provider import CpuModel, CpuProvider, problem
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
@@ -30,6 +29,7 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.epilogues import ALL_EPILOGUES
 from nvgemm_runtime.gemm.target import Target
 from synthetic_content import synthetic_content
+from written_wheels import write_wheel
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from repository import ROOT
 from synthetic_bundles import write_synthetic_bundle
+from written_wheels import write_wheel
 
 pytestmark = pytest.mark.slow  # builds the project's wheel; a base install is looked at always
 

@@ -10,7 +10,6 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError
 from nvgemm_runtime.installed.signatures import SIGNATURE_SUFFIX
 
-from ..storage.files import write_all
 from ..storage.private_key import SigningKey
 from .confirmed_contents import ConfirmedContent, confirmed_contents
 from .packed_signatures import part_signatures
@@ -52,23 +51,6 @@ class EncodedWheel:
     data: bytes
     number: int
     count: int
-
-
-def write_wheel(
-    bundles: Sequence[Path], *, name: str, version: str, out_dir: Path, summary: str | None = None
-) -> Path:
-    """Encodes bundles with `encode_wheels` and writes the wheels to a directory, made if missing.
-
-    Returns:
-        The first wheel's path.
-
-    Raises:
-        PackagingError, BundleFormatError: See `encode_wheels`.
-        StorageError: If a file cannot be read or written; nothing is left half-written.
-    """
-    wheels = encode_wheels(bundles, name=name, version=version, summary=summary)
-    write_all({out_dir / wheel.filename: wheel.data for wheel in wheels})
-    return out_dir / wheels[0].filename
 
 
 def encode_wheels(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json
 from nvgemm_runtime.bundle.format import canonical_json
-from nvgemm_runtime.bundle.ranking_entries import APART, Timing
+from nvgemm_runtime.bundle.ranking_entries import APART, Measured, Timing
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import CPU, Target
 from nvgemm_runtime.matching.device import cuda_major
@@ -124,7 +124,10 @@ def _canonical(ranking: ProblemRanking) -> bytes:
             source_json(ranking.source),
             ranking.kernels,
             ranking.measured and measured_json(ranking.measured),
-            [[failure.operator, failure.reason] for failure in ranking.missing],
+            [
+                [failure.operator, failure.reason, failure.is_transient]
+                for failure in ranking.missing
+            ],
             ranking.is_declared,
         ]
     )
@@ -187,8 +190,13 @@ def _compare(
     doubts = list(measured.doubts)
     for other in others:
         dropped = measurement_of(other)
-        if dropped is None or _has_all_times(kept, dropped):
+        if dropped is None or other.measured is None:
             continue
+        if _has_all_times(kept, dropped):
+            if kept.kernels == dropped.kernels:
+                measured = _with_evidence_of(measured, other.measured)
+            if _has_evidence_of(measured, other.measured):
+                continue
         compared = compare(dropped, kept)
         if compared.relation is Relation.CONTRADICTS:
             doubts.append(compared.reason)
@@ -211,6 +219,25 @@ def _compare(
     return replace(
         ranking,
         measured=replace(measured, doubts=tuple(dict.fromkeys(doubts)), confirmed_by=confirmed_by),
+    )
+
+
+def _with_evidence_of(measured: Measured, other: Measured) -> Measured:
+    """Adds what another bundle says on how often the same measurement was made.
+
+    GPUs that confirm it must agree by pairs, so two lists of them are not joined.
+    """
+    has_more = set(measured.confirmed_by) <= set(other.confirmed_by)
+    return replace(
+        measured,
+        repeated=max(measured.repeated or 0, other.repeated or 0) or None,
+        confirmed_by=other.confirmed_by if has_more else measured.confirmed_by,
+    )
+
+
+def _has_evidence_of(measured: Measured, other: Measured) -> bool:
+    return (other.repeated or 0) <= (measured.repeated or 0) and (
+        set(other.confirmed_by) <= set(measured.confirmed_by)
     )
 
 

@@ -55,6 +55,8 @@ reader takes about a second for 8 MB."""
 MAX_PAGE_BYTES = 1 << 20
 """Largest page, stored and decompressed."""
 MAX_PAGE_ENTRIES = 4096
+MAX_PAGES_BYTES = 256 << 20
+"""Largest sum of all pages after decompression."""
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_DICTIONARY_BYTES = 64 << 20
 MAX_KERNEL_ALIGNMENT_BYTES = 4096

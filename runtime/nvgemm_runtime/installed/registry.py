@@ -440,12 +440,15 @@ def _index_of(
 
 def _kernel_entries(bundles: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:
     """Returns every kernel in usable bundles, with its bundle."""
-    return [
-        (bundle_file.bundle, kernel)
-        for bundle_file in bundles
-        if bundle_file.bundle is not None
-        for kernel in bundle_file.bundle.header.kernels
-    ]
+    entries: list[tuple[Bundle, Kernel]] = []
+    for bundle_file in bundles:
+        if (bundle := bundle_file.bundle) is None:
+            continue
+        try:
+            entries += [(bundle, kernel) for kernel in bundle.header.kernels]
+        except NvgemmError as error:  # Pages of one bundle must not prevent use of the others.
+            _log.warning("bundle left out (%s): %s", bundle_file.origin, error)
+    return entries
 
 
 def _is_unchanged(bundle_file: FoundBundle) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
 from ..bundle.reader import Bundle
-from ..errors import NoKernelError
+from ..errors import BundleFormatError, NoKernelError, StorageError
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
 from ..installed.registry import INSTALLATION, FoundBundle
@@ -67,15 +68,16 @@ def preload(
 
     Args:
         manifest: Name of a manifest whose kernel wheel is installed, or whose bundle is in
-            NVGEMM_AOT_BUNDLES. Loads the first-ranked kernel for each of its problems, and the
-            kernels in their dispatch tables. None loads every kernel that compiled graphs in this
-            process may call; if `nvgemm_runtime.moe` is imported, also the first-ranked kernel for
-            each expert product that usable bundles declare.
+            NVGEMM_AOT_BUNDLES, whole or in parts. Loads the first-ranked kernel for each of its
+            problems, and the kernels in their dispatch tables. None loads every kernel that
+            compiled graphs in this process may call; if `nvgemm_runtime.moe` is imported, also the
+            first-ranked kernel for each expert product that usable bundles declare.
         device: Device for the calls; by default the current CUDA device, or the CPU without one.
         progress: Callback, called after each kernel with the number done and the total. Preloads
             longer than a few seconds also log this (level INFO).
 
-    A kernel that fails to load is listed in the result and does not stop the others. Kernels for
+    A kernel that fails to load is listed in the result and does not stop the others. A bundle that
+    cannot be read is logged. Kernels for
     another device, such as the CPU or another GPU architecture, are not tried; the result lists
     them as skipped. Under ``NVGEMM_AOT=off`` nothing is loaded. During a CUDA graph capture on the
     current stream, kernels load into the process, and each uploads its code at its first launch.
@@ -196,30 +198,49 @@ def _manifest_kernels(manifest: str, facts: DeviceFacts) -> Iterator[str]:
             f"install the wheel {DISTRIBUTION_PREFIX}{canonical_name(manifest)}, or name its "
             "bundle in NVGEMM_AOT_BUNDLES"
         )
-    kernel_ids: dict[str, None] = {}
-    for installed in bundles:
+    return iter(dict.fromkeys(_of_readable(bundles, facts, _bundle_kernels)))
+
+
+def _of_readable(
+    found: Iterable[FoundBundle],
+    facts: DeviceFacts,
+    kernels_of: Callable[[FoundBundle, Bundle, DeviceFacts], Iterator[str]],
+) -> Iterator[str]:
+    """Yields the kernel ids in each open bundle, and logs which cannot be read."""
+    for installed in found:
         if installed.bundle is None:
             continue
-        header = installed.bundle.header
-        reasons: list[str | None]
-        if installed.refusal(facts) is None:
-            reasons = kernel_refusals(header, facts)
-            kernel_ids.update(dict.fromkeys(_first_ranked(header, facts, reasons)))
-            kernel_ids.update(dict.fromkeys(_dispatched_kernels(header, facts)))
-        elif device_refusal(header.target, facts) is not None:
-            reasons = [None] * len(header.kernels)
-            reasons += [kernel.why for kernel in header.unknown_kernels]
-            kernel_ids.update(dict.fromkeys(_first_ranked(header, facts, reasons)))
-    return iter(kernel_ids)
+        try:
+            yield from kernels_of(installed, installed.bundle, facts)
+        except (BundleFormatError, StorageError) as error:
+            _log.warning("preload: bundle left out (%s): %s", installed.origin, error)
+
+
+def _bundle_kernels(installed: FoundBundle, bundle: Bundle, facts: DeviceFacts) -> Iterator[str]:
+    header = bundle.header
+    reasons: list[str | None]
+    if installed.refusal(facts) is None:
+        reasons = kernel_refusals(header, facts)
+        yield from _first_ranked(header, facts, reasons)
+        yield from _dispatched_kernels(header, facts)
+    elif device_refusal(header.target, facts) is not None:
+        reasons = [None] * len(header.kernels)
+        reasons += [kernel.why for kernel in header.unknown_kernels]
+        yield from _first_ranked(header, facts, reasons)
 
 
 def _expert_kernels(facts: DeviceFacts) -> Iterator[str]:
     """Yields the first-ranked kernel's id for each expert problem in every usable bundle."""
-    for installed in INSTALLATION.shipped_bundles():
-        if installed.bundle is not None and installed.refusal(facts) is None:
-            for header in _expert_headers(installed.bundle):
-                reasons = kernel_refusals(header, facts)
-                yield from _first_ranked(header, facts, reasons, of_experts=True)
+    return _of_readable(INSTALLATION.shipped_bundles(), facts, _bundle_expert_kernels)
+
+
+def _bundle_expert_kernels(
+    installed: FoundBundle, bundle: Bundle, facts: DeviceFacts
+) -> Iterator[str]:
+    if installed.refusal(facts) is None:
+        for header in _expert_headers(bundle):
+            reasons = kernel_refusals(header, facts)
+            yield from _first_ranked(header, facts, reasons, of_experts=True)
 
 
 def _expert_headers(bundle: Bundle) -> Iterator[Header]:
@@ -262,10 +283,16 @@ def _dispatched_kernels(header: Header, facts: DeviceFacts) -> Iterator[str]:
 
 
 def _is_built_from(installed: FoundBundle, manifest: str) -> bool:
-    """Returns True if a bundle was built from a manifest, by its wheel or file name."""
-    name = canonical_name(manifest)
+    """Returns True if a bundle, or one it is a part of, was built from a manifest, by its names.
+
+    Its file's name counts, and its wheel's.
+    """
+    name = re.escape(canonical_name(manifest))
     if installed.bundle is not None:
-        file = f"{name}-{canonical_name(installed.bundle.facts.target.key)}"
-        if canonical_name(installed.path.stem) == file:
+        target = re.escape(canonical_name(installed.bundle.facts.target.key))
+        file = canonical_name(installed.path.stem)
+        if re.fullmatch(rf"{name}(-\d+of\d+)?-{target}", file):
             return True
-    return canonical_name(installed.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{name}"
+    distribution = canonical_name(installed.origin.split(" ")[0])
+    pattern = rf"{re.escape(DISTRIBUTION_PREFIX)}{name}(-part\d+)?"
+    return re.fullmatch(pattern, distribution) is not None

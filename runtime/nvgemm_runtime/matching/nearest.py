@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ..bundle.paging.tables import Sizes, row_sizes
 from ..gemm.problem import Problem
 
 T = TypeVar("T")
-
-_Sizes = tuple[int, int, int]
-"""A problem's sizes without m: n, k, and the batch or group count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +39,11 @@ class NearestSizes(Generic[T]):
     """
 
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:
-        rows: dict[_Sizes, list[tuple[int, T]]] = {}
+        rows: dict[Sizes, list[tuple[int, T]]] = {}
         for problem, item in entries:
-            rows.setdefault(_sizes_without_m(problem), []).append((problem.m, item))
-        self._ms: dict[_Sizes, list[int]] = {}
-        self._items: dict[_Sizes, list[T]] = {}
+            rows.setdefault(row_sizes(problem), []).append((problem.m, item))
+        self._ms: dict[Sizes, list[int]] = {}
+        self._items: dict[Sizes, list[T]] = {}
         for sizes, row in rows.items():
             row.sort(key=lambda entry: entry[0])
             self._ms[sizes] = [m for m, _ in row]
@@ -57,7 +55,7 @@ class NearestSizes(Generic[T]):
 
     def around(self, problem: Problem) -> Around[T]:
         """Returns the items around this m, for the nearest declared n, k and batch or groups."""
-        sizes = _sizes_without_m(problem)
+        sizes = row_sizes(problem)
         if sizes not in self._ms:
             sizes = self._nearest(sizes)
         ms, items = self._ms[sizes], self._items[sizes]
@@ -68,7 +66,7 @@ class NearestSizes(Generic[T]):
             nearest=items[below if is_below else above], below=items[below], above=items[above]
         )
 
-    def _nearest(self, requested: _Sizes) -> _Sizes:
+    def _nearest(self, requested: Sizes) -> Sizes:
         """Returns the declared sizes with the least sum over logarithm differences.
 
         The search goes from n to both sides, until n alone is farther than the best result.
@@ -93,8 +91,3 @@ def _around(ms: list[int], m: int) -> tuple[int, int]:
     if above == len(ms):
         return above - 1, above - 1
     return (above, above) if above == 0 or ms[above] == m else (above - 1, above)
-
-
-def _sizes_without_m(problem: Problem) -> _Sizes:
-    """Returns all sizes except m. Either a batch or groups may exceed 1."""
-    return problem.n, problem.k, problem.batch * problem.groups

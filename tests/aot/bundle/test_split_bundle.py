@@ -105,6 +105,25 @@ def test_parts_are_below_the_size_and_few(tmp_path: Path, share: float) -> None:
     assert merge(*write(tmp_path, parts)).data == large.data
 
 
+def test_parts_of_a_bundle_in_pages_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = varied_content(rows=80)
+    path = tmp_path / "plain.nvgemm"
+    header = write_bundle(path, content)
+    plain_bytes = len(path.read_bytes())
+    monkeypatch.setattr(writer, "PAGED_ABOVE_BYTES", len(encode_header(header)) - 1)
+    write_bundle(path, content)
+    large = opened(path)
+    assert large.bundle.is_paged
+    assert len(large.data) < plain_bytes / 2, "sizes are estimated from compressed pages"
+    most = len(large.data) * 3 // 4
+    parts = split_below(large, most)
+    assert all(len(part.data) <= most for part in parts)
+    assert len(parts) <= 2 * (plain_bytes // most + 1)
+    assert merge(*write(tmp_path, parts)).data == large.data
+
+
 def test_a_bundle_that_fits_is_its_only_part(whole: OpenedBundle) -> None:
     [part] = split_below(whole, len(whole.data))
     assert part.data == whole.data

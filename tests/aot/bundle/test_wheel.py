@@ -17,11 +17,11 @@ from packaging.utils import parse_wheel_filename
 
 from nvgemm_aot.bundle import wheel_description
 from nvgemm_aot.bundle.wheel import runtime_requirement
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import BundleFormatError, PackagingError, StorageError
 from repository import ROOT
 from synthetic_bundles import write_synthetic_bundle
+from written_wheels import write_wheel
 
 INFO = "nvgemm_kernels_demo-1.0.dist-info"
 REPOSITORY = ROOT

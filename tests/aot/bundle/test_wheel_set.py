@@ -19,7 +19,7 @@ from installed_bundles import install_wheels
 from nvgemm_aot.bundle import wheel_set
 from nvgemm_aot.bundle.compression import compress_quickly
 from nvgemm_aot.bundle.wheel import encode_archive, runtime_requirement
-from nvgemm_aot.bundle.wheel_set import EncodedWheel, encode_wheels, write_wheel
+from nvgemm_aot.bundle.wheel_set import EncodedWheel, encode_wheels
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.cli.doctor import diagnosis
 from nvgemm_aot.cli.main import main
@@ -37,6 +37,7 @@ from nvgemm_runtime.installed import digest, required_wheels
 from nvgemm_runtime.installed.discover import find_wheel_bundles
 from nvgemm_runtime.installed.required_wheels import missing_wheels
 from varied_content import HERE, measurement, varied_content
+from written_wheels import write_wheel
 
 LIMIT = 300_000
 TAG = "py3-none-manylinux_2_28_x86_64.whl"

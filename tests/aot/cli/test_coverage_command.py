@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.manifest.shipped_manifests import find_manifest
@@ -23,6 +22,7 @@ from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.recording.text import Recording
 from recorded_gemms import OTHER_TYPE, RECORDING, RECORDING_TEXT, content, write
 from repository import ROOT
+from written_wheels import write_wheel
 
 
 @pytest.fixture

@@ -184,6 +184,53 @@ def test_one_measurement_in_two_bundles_counts_once(merge: Merge) -> None:
     assert only(merged).kernels == timed.kernels
 
 
+def test_one_measurement_keeps_what_each_bundle_says_of_it(merge: Merge) -> None:
+    timed = measured(PROBLEM, {IDS[0]: 100, IDS[1]: 200})
+    assert timed.measured is not None
+    confirmed = replace(timed, measured=replace(timed.measured, confirmed_by=("a" * 64, "b" * 64)))
+    repeated = [
+        replace(timed, measured=replace(timed.measured, repeated=seconds)) for seconds in (300, 600)
+    ]
+    merged, superseded = merge(*map(holding, (confirmed, *repeated)))
+    assert not superseded
+    kept = only(merged).measured
+    assert kept is not None
+    assert (kept.repeated, kept.confirmed_by) == (600, ("a" * 64, "b" * 64))
+
+
+@pytest.mark.parametrize("are_all_timed", [True, False])
+def test_evidence_for_one_measurement_that_cannot_be_kept_is_said(
+    merge: Merge, are_all_timed: bool
+) -> None:
+    timed = measured(PROBLEM, {IDS[0]: 100, IDS[1]: 200})
+    other = timed if are_all_timed else measured(PROBLEM, {IDS[0]: 100})
+    evidence = (
+        ({"confirmed_by": ("a" * 64, "b" * 64)}, {"confirmed_by": ("a" * 64, "c" * 64)})
+        if are_all_timed
+        else ({"repeated": 300}, {"repeated": 600})
+    )
+    rankings = []
+    for ranking, stated in zip((timed, other), evidence):
+        assert ranking.measured is not None
+        rankings.append(replace(ranking, measured=replace(ranking.measured, **stated)))
+    _, superseded = merge(*map(holding, rankings))
+    assert len(superseded) == 1
+
+
+def test_rankings_that_differ_in_whether_a_failure_is_transient_merge_in_any_order(
+    merge: Merge,
+) -> None:
+    made = [
+        replace(
+            measured(PROBLEM, {IDS[0]: 100}),
+            missing=(CompileFailure(operator="o", reason="killed", is_transient=is_transient),),
+        )
+        for is_transient in (False, True)
+    ]
+    merged, _ = merge(*map(holding, made))  # compares the bytes of both orders
+    assert len(only(merged).missing) == 2
+
+
 def test_products_stay_beside_each_other_and_the_device_lists_are_joined(merge: Merge) -> None:
     here = holding(measured(PROBLEM, {IDS[0]: 100}))
     there = holding(measured(PROBLEM, {IDS[1]: 100}, measurement(THERE)), device="H100")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.workload.find_bundles import find_bundles, read_bundles
 from nvgemm_runtime.bundle.reader import Bundle
@@ -17,6 +16,7 @@ from nvgemm_runtime.errors import BundleFormatError, StorageError, VerificationE
 from paged_bundles import write_in_pages
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_content import synthetic_content
+from written_wheels import write_wheel
 
 
 @pytest.fixture

@@ -17,9 +17,11 @@ import pytest
 import zstandard
 
 from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
+from nvgemm_runtime.bundle.decode import HeaderDecoder
 from nvgemm_runtime.bundle.format import (
     MAGIC,
     MAX_PAGE_BYTES,
+    MAX_PAGES_BYTES,
     PAGED_ABOVE_BYTES,
     PAGED_VERSION,
     PREFIX,
@@ -315,6 +317,41 @@ def test_rows_must_divide_all_rankings_and_unserved_entries(
     refused(path, document, "page-rows", by_look_ups=False)
 
 
+@pytest.mark.parametrize("member", [0, 1, 2])
+def test_a_size_of_a_row_is_at_least_1(path: Path, document: Document, member: int) -> None:
+    rows = document.lines("rows", 0)
+    rows[0][member] = 0
+    document.set_lines("rows", 0, rows)
+    document.root["pages"]["rows"]["first"][member] = 1
+    refused(path, document, "header-field")
+
+
+def test_rows_that_share_rankings_are_refused_by_look_ups(path: Path, document: Document) -> None:
+    rows = document.lines("rows", 0)
+    assert len(rows) > 1
+    rows[1][3:] = rows[0][3:]
+    document.set_lines("rows", 0, rows)
+    refused(path, document, "page-rows")
+
+
+def test_rows_of_two_pages_that_share_rankings_are_refused_before_they_are_decoded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = Document(encode_in_pages(CONTENT, entries=1))
+    counts = [count for _, count, *_ in document.root["signatures"]]
+    index = next(index for index, count in enumerate(counts) if count > 1)
+    text, first = document.root["signatures"][index][0], sum(counts[:index])
+    (row,), (other,) = document.lines("rows", first), document.lines("rows", first + 1)
+    document.set_lines("rows", first + 1, [[*other[:3], *row[3:]]])
+    path.write_bytes(document.encode())
+    monkeypatch.setattr(HeaderDecoder, "ranking", lambda *_: pytest.fail("a ranking was decoded"))
+    with Bundle(path) as bundle:
+        pages = bundle.pages()
+        assert pages is not None
+        with pytest.raises(BundleFormatError, match=r"\[page-rows\] pages .* begins with ranking"):
+            pages.signature(Signature.parse(text))
+
+
 def test_a_hidden_row_is_refused_by_verify(path: Path, document: Document) -> None:
     signatures = document.root["signatures"]
     index = next(index for index, (_, rows, *_) in enumerate(signatures[:-1]) if rows > 1)
@@ -333,10 +370,24 @@ def test_a_stated_alignment_above_a_kernels_is_refused(
     refused(path, document, "page-rows", by_look_ups=False)
 
 
-def test_products_that_have_rankings_must_be_listed(path: Path, document: Document) -> None:
-    assert document.root["products"], "the content has further products"
-    document.root["products"] = ["NVIDIA A100"]
+@pytest.mark.parametrize("change", ["another", "one more", "none"])
+def test_products_must_be_those_that_have_rankings(
+    path: Path, document: Document, change: str
+) -> None:
+    products = document.root["products"]
+    assert products, "the content has further products"
+    changes = {"another": ["NVIDIA A100"], "one more": ["NVIDIA A100", *products], "none": []}
+    document.root["products"] = changes[change]
     refused(path, document, "page-rows", by_look_ups=False)
+
+
+def test_a_bundle_without_further_rankings_states_no_products(path: Path) -> None:
+    document = Document(encode_in_pages(synthetic_content(kernels=3, problems=2)))
+    assert "products" not in document.root
+    document.root["products"] = ["NVIDIA A100"]  # would hide what is declared for other products
+    path.write_bytes(document.encode())
+    with pytest.raises(BundleFormatError, match=r"\[page-rows\] products are NVIDIA A100, must"):
+        verify(path)
 
 
 @pytest.mark.parametrize("kernel", [9, 2**40])
@@ -347,6 +398,14 @@ def test_a_ranking_that_names_no_kernel_is_refused(
     rankings[0]["kernels"][0][0] = kernel
     document.set_lines("rankings", 0, rankings)
     refused(path, document, "ranking-kernels")
+
+
+@pytest.mark.parametrize("span", [[0, 2**62, 100], [2**63 - 1, 1, 1], [2**40, 1, 1]])
+def test_a_dictionary_behind_the_files_end_is_refused_at_opening(
+    path: Path, document: Document, span: list[int]
+) -> None:
+    document.root["dictionary"]["span"] = span
+    assert "dictionary ends at byte" in refused(path, document, "spans-tile")
 
 
 def test_a_kernel_behind_the_files_end_is_refused(path: Path, document: Document) -> None:
@@ -364,7 +423,7 @@ def test_a_kernel_behind_the_files_end_is_refused(path: Path, document: Document
         (lambda content: content.replace(b"\n", b",\n", 1), "header-json"),
         (lambda content: content.replace(b"\n", b" \n", 1), "header-canonical"),
         (lambda content: b"[" * len(content) + b"\n", "header-json|page-entries"),
-        (lambda content: content.replace(b"\n", b",{}\n", 1), "page-entries"),
+        (lambda content: content.replace(b"\n", b",{}\n", 1), "header-json"),
     ],
 )
 def test_damaged_entries_are_refused(
@@ -373,6 +432,25 @@ def test_damaged_entries_are_refused(
     content = b"\n".join(map(canonical_json, document.lines("kernels", 0)))
     document.set_content("kernels", 0, change(content))
     refused(path, document, rule)
+
+
+def test_an_entry_torn_over_two_lines_is_refused(path: Path, document: Document) -> None:
+    entries = document.lines("kernels", 0)
+    torn, _, rest = canonical_json(entries[0]).partition(b",")
+    pair = b"%s,%s" % (rest, canonical_json(entries[1]))
+    document.set_content("kernels", 0, torn + b"\n" + pair)
+    refused(path, document, "header-json")
+
+
+def test_pages_in_all_cannot_be_a_bomb(path: Path, document: Document) -> None:
+    many = 300
+    table = document.root["pages"]["failures"]
+    page = zstandard.ZstdCompressor().compress(bytes(MAX_PAGE_BYTES))
+    document.frames["failures"] = [page] * many
+    table["count"] = many * table["entries"]
+    table["content"] = [MAX_PAGE_BYTES] * many
+    document.seal()
+    assert str(MAX_PAGES_BYTES) in refused(path, document, "header-size")
 
 
 def test_a_page_cannot_be_a_bomb(path: Path, document: Document) -> None:

@@ -18,11 +18,12 @@ from inductor_session import InductorSession
 from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, operands
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import ProblemRanking, read_content
-from nvgemm_aot.bundle.wheel_set import encode_wheels, write_wheel
+from nvgemm_aot.bundle.wheel_set import encode_wheels
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.tuning.confirming.confirmed_output import write_confirmations
 from nvgemm_runtime.bundle.reader import Bundle
+from written_wheels import write_wheel
 
 pytestmark = pytest.mark.usefixtures("counted_anew", "default_mode")
 

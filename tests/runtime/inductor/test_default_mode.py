@@ -30,7 +30,6 @@ from kernels_by_m import (
 )
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.bundle.content import read_content
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime import settings
@@ -43,6 +42,7 @@ from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.launch.compiled import load_for
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.matching.device import DeviceFacts
+from written_wheels import write_wheel
 
 Tensor = torch.Tensor
 

@@ -13,12 +13,12 @@ import cpu_provider
 import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_runtime.installed.registry import INSTALLATION
 from nvgemm_runtime.launch.loading import native
 from synthetic_bundles import write_synthetic_bundle
+from written_wheels import write_wheel
 
 Tensor = torch.Tensor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.paging.paged_header import PagedHeader
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.matching.combined import paged_index
 from nvgemm_runtime.matching.combined.paged_index import PagedIndex
 from nvgemm_runtime.matching.index import Index
 from nvgemm_runtime.matching.matches import Basis, Match, Miss
@@ -88,6 +90,18 @@ def test_problems_and_kernels_are_found_without_reading_all_pages(
     assert not reads
 
 
+def test_rows_in_memory_are_limited(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_index, "MAX_ROWS_KEPT", 4)
+    write_in_pages(directory / "a.nvgemm", CONTENT)
+    installation = Installation()
+    problem = CONTENT.rankings[0].problem
+    index = installation.index(B200)
+    assert isinstance(index, PagedIndex)
+    answers = [index.match(replace(problem, n=8 * n), 256) for n in range(1, 20)]
+    assert all(isinstance(answer, Match) for answer in answers)
+    assert len(index._rows) <= 4
+
+
 def test_bundles_of_version_2_alone_have_an_index_of_their_own(directory: Path) -> None:
     write_bundle(directory / "a.nvgemm", CONTENT)
     assert isinstance(Installation().index(B200), Index)
@@ -145,6 +159,24 @@ def test_threads_look_up_in_one_index(directory: Path) -> None:
     for thread in threads:
         thread.join()
     assert answers == [True] * 6 * len(CONTENT.rankings)
+
+
+def test_a_user_bundle_that_was_cut_short_does_not_stop_a_refresh(
+    directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "cache" / "jit"
+    kept.mkdir(parents=True)
+    other = synthetic_content(kernels=2, problems=2, seed=1)
+    with in_pages():
+        write_bundle(kept / "a.nvgemm", CONTENT)
+        write_bundle(kept / "b.nvgemm", other)
+    installation = Installation()
+    assert len([one for one in installation.bundles() if one.bundle is not None]) == 2
+    os.truncate(kept / "a.nvgemm", 60)
+    installation.refresh_user_bundles()
+    assert installation.kernel(other.kernels[0].id) is not None
+    assert installation.kernel(CONTENT.kernels[0].id) is None
+    assert "bundle left out (" in caplog.text
 
 
 def test_user_bundles_may_be_in_pages(directory: Path, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.bundle.wheel_set import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
 from nvgemm_runtime.bundle.reader import Bundle
@@ -28,6 +27,7 @@ from nvgemm_runtime.matching.index import Index
 from nvgemm_runtime.matching.matches import Match, Miss
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200
+from written_wheels import write_wheel
 
 
 @pytest.fixture

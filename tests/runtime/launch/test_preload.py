@@ -19,8 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cpu_provider
 import nvgemm_runtime
-from installed_bundles import use
+from installed_bundles import install_wheels, use
 from nvgemm_aot.bundle.content import BundleContent, read_content
+from nvgemm_aot.bundle.parts.copied_frames import open_whole
+from nvgemm_aot.bundle.parts.split_bundle import part_name, split_into
+from nvgemm_aot.bundle.wheel_set import encode_wheels
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.emulator.checking.every_signature import EVERY_SIGNATURE
 from nvgemm_aot.pipeline.pipeline import BuiltBundle
@@ -33,6 +36,7 @@ from nvgemm_runtime.gemm.roles import roles
 from nvgemm_runtime.launch import compiled, preload, select
 from nvgemm_runtime.launch.loading import native, upload
 from nvgemm_runtime.launch.loading.loader import KernelLoader, LoadedKernel
+from paged_bundles import damage_list, write_in_pages
 from synthetic_content import synthetic_content
 
 CPU = torch.device("cpu")
@@ -290,6 +294,61 @@ def test_an_unknown_manifest_is_told_with_what_there_is(some: BuiltBundle) -> No
         nvgemm_runtime.preload("other")
     assert "NVGEMM_AOT_BUNDLES" in str(raised.value)
     assert "install the wheel nvgemm-kernels-other" in str(raised.value)
+
+
+@pytest.mark.parametrize("by", ["file", "wheel"])
+def test_all_parts_of_a_manifests_bundle_are_loaded(
+    by: str,
+    some: BuiltBundle,
+    tmp_path: Path,
+    launched: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Bundle(some.path) as bundle:
+        parts = split_into(open_whole(bundle), 2)
+    names = [part_name(some.path, some.header.target.key, one, 2) for one in (1, 2)]
+    paths = [tmp_path / "parts" / name for name in names]
+    paths[0].parent.mkdir()
+    for path, part in zip(paths, parts):
+        path.write_bytes(part.data)
+    if by == "file":
+        use(monkeypatch, *paths)
+    else:
+        site = tmp_path / "site"
+        use(monkeypatch)
+        wheels = encode_wheels(paths, name=name_of(some), version="1.0")
+        assert len(wheels) == 2
+        for wheel in wheels:
+            (tmp_path / wheel.filename).write_bytes(wheel.data)
+        files = [tmp_path / wheel.filename for wheel in wheels]
+        monkeypatch.delenv("NVGEMM_AOT_BUNDLES")
+        install_wheels(monkeypatch, site, *files)
+    done = nvgemm_runtime.preload(name_of(some))
+    assert {id_ for id_, _ in launched} == first_of_each(some)
+    assert dict(done.failures) == {}
+    with pytest.raises(NoKernelError):
+        nvgemm_runtime.preload(name_of(some)[:-1])
+
+
+@pytest.mark.parametrize("by", ["manifest", "experts"])
+def test_a_damaged_bundle_is_logged_and_stops_no_other(
+    by: str,
+    fused_bundle: BuiltBundle,
+    tmp_path: Path,
+    launched: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    importlib.import_module("nvgemm_runtime.moe")
+    damaged = tmp_path / fused_bundle.path.name
+    with Bundle(fused_bundle.path) as bundle:
+        write_in_pages(damaged, read_content(bundle))
+    damage_list(damaged, "rankings")
+    use(monkeypatch, damaged, fused_bundle.path)
+    done = nvgemm_runtime.preload(name_of(fused_bundle) if by == "manifest" else None)
+    assert done.kernels == len({id_ for id_, _ in launched}) > 0
+    assert dict(done.failures) == {}
+    assert "[page-digest]" in caplog.text
 
 
 def test_kernels_whose_results_depend_on_timing_stay_away_from_deterministic_programs(

@@ -18,6 +18,7 @@ import paged_bundles
 from nvgemm_aot.bundle.content import BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.confirmations import Confirmations, ConfirmedTimes
+from nvgemm_runtime.bundle.format import UnknownKernel
 from nvgemm_runtime.bundle.ranking_entries import APART, Timing
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
@@ -178,6 +179,29 @@ def require_equal_answers(seed: int) -> None:
                         eager.ranked_sizes(problem)
                     )
                     assert set(paged.missing_sizes(problem)) == set(eager.missing_sizes(problem))
+
+
+def test_unknown_kernels_of_a_bundle_of_version_2_are_told(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.nvgemm" for number in range(2)]
+    write_in_pages(paths[0], made_content(1, all_usable=True))
+    write_bundle(paths[1], made_content(2, all_usable=True))
+    pages, plain = views([Bundle(path) for path in paths])
+    unknown = [
+        UnknownKernel(
+            id=f"{number:064x}",
+            span=plain.header.kernels[0].span,
+            operator="later",
+            signature=signature.key,
+            why=f"reason {number}",
+        )
+        for number, signature in enumerate((LEFT_OUT, SIGNATURES[0]))
+    ]
+    plain = replace(plain, header=replace(plain.header, unknown_kernels=tuple(unknown)))
+    problem = Problem(signature=LEFT_OUT, m=8, n=64, k=64)
+    missed = PagedIndex([pages, plain], H200).match(problem, 256)
+    assert isinstance(missed, Miss)
+    assert "reason 0" in str(missed.reasons)
+    assert "reason 1" not in str(missed.reasons)
 
 
 @given(

@@ -124,19 +124,23 @@ def split_below(
     rows = _rows(opened.content)
     sizes = _Sizes(opened)
     budget = max_bytes
-    least = max(sizes.of([row]) for row in rows)
-    for _ in range(_MOST_TRIES):
-        parts = _encode(opened, sizes.divide(rows, max(budget, least)))
-        excess = max(map(size, parts)) - max_bytes
-        if excess <= 0:
+    for number in range(1, _MOST_TRIES + 1):
+        least = max(sizes.of([row]) for row in rows)
+        bins = sizes.divide(rows, max(budget, least))
+        parts = _encode(opened, bins)
+        largest_bytes = max(map(size, parts))
+        if largest_bytes <= max_bytes:
             return parts
-        if budget <= least:
+        is_corrected = number > 1
+        if len(bins) == len(rows) or (is_corrected and budget <= least):
             break
-        budget -= excess + excess // 8 + 1
-    alone = _encode(opened, [_Bin(rows=[row], size_bytes=0) for row in rows])
-    largest = max(alone, key=size)
+        sizes.correct(bins, parts)
+        estimated = max(sizes.of(one.rows) for one in bins)
+        budget = min(max_bytes, max_bytes * estimated // largest_bytes) * 15**number // 16**number
+    parts = _torn_below(opened, bins, max_bytes, size)
+    largest = max(parts, key=size)
     if size(largest) <= max_bytes:
-        return alone
+        return parts
     problems = [ranking.problem.key for ranking in largest.header.rankings[:1]]
     dictionary_bytes = len(opened.dictionary_frame)
     dictionary = f", {dictionary_bytes} of them for the dictionary" if dictionary_bytes else ""
@@ -145,6 +149,18 @@ def split_below(
         f"of its row has {size(largest)} bytes{dictionary}, at most {max_bytes} are allowed, and a "
         "row stays together; allow more, or declare fewer candidates or m"
     )
+
+
+def _torn_below(
+    opened: OpenedBundle, bins: Sequence[_Bin], max_bytes: int, size: Callable[[Part], int]
+) -> list[Part]:
+    """Encodes parts, and divides those above a size into a part for each of their rows."""
+    torn: list[_Bin] = []
+    for one in bins:
+        [part] = _encode(opened, [one])
+        is_small = size(part) <= max_bytes
+        torn += [one] if is_small else [_Bin(rows=[row], size_bytes=0) for row in one.rows]
+    return _encode(opened, torn)
 
 
 def part_name(path: Path, target: str, number: int, count: int) -> str:
@@ -186,6 +202,17 @@ class _Sizes:
             weight += self._weight(row)
         return self._fixed + self._kernel_bytes(kernels) + int(weight * self._weight_bytes)
 
+    def correct(self, bins: Sequence[_Bin], parts: Sequence[Part]) -> None:
+        """Corrects the size of rankings by that of encoded parts.
+
+        The whole's pages are compressed, and a part's header may not be.
+        """
+        observed = sum(len(part.data) for part in parts)
+        estimated = sum(self.of(one.rows) for one in bins)
+        weight = sum(self._weight(row) for one in bins for row in one.rows)
+        if weight:
+            self._weight_bytes = max(0.0, self._weight_bytes + (observed - estimated) / weight)
+
     def _weight(self, row: _Row) -> int:
         ranked = sum(len(ranking.kernels) for ranking in row.rankings)
         return ranked + 8 * (len(row.rankings) + len(row.unserved))
@@ -196,8 +223,10 @@ class _Sizes:
     def divide(self, rows: Sequence[_Row], budget: int) -> list[_Bin]:
         """Divides rows into parts of at most ``budget`` bytes, first fit, the largest first."""
         pieces: list[_Bin] = []
-        for signature in dict.fromkeys(row.signature for row in rows):
-            own = [row for row in rows if row.signature == signature]
+        by_signature: dict[Signature, list[_Row]] = {}
+        for row in rows:
+            by_signature.setdefault(row.signature, []).append(row)
+        for own in by_signature.values():
             whole = _Bin(rows=own, size_bytes=self.of(own))
             pieces += [whole] if whole.size_bytes <= budget else self._tear(own, budget)
         pieces.sort(key=lambda piece: piece.size_bytes, reverse=True)  # stable

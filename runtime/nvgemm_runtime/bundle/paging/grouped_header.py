@@ -90,16 +90,16 @@ class GroupedHeader:
     def row(self, signature: Signature, sizes: Sizes, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems with these sizes and any m."""
         row = self._rows.get(signature, {}).get(sizes)
-        return self._part([] if row is None else [row], kernel_ids)
+        return self._part([] if row is None else [row], signature, kernel_ids)
 
     def signature(self, signature: Signature, kernel_ids: Iterable[str] = ()) -> Header:
         """Returns the part of the header for a signature's problems."""
-        return self._part(self._signature_rows(signature), kernel_ids)
+        return self._part(self._signature_rows(signature), signature, kernel_ids)
 
     def unserved(self, signature: Signature) -> Header:
         """Returns the part of the header for a signature's problems without a kernel."""
         rows = self._signature_rows(signature)
-        return self._part([_Row(unserved=row.unserved) for row in rows], ())
+        return self._part([_Row(unserved=row.unserved) for row in rows], signature, ())
 
     def _signature_rows(self, signature: Signature) -> list[_Row]:
         return [row for _, row in sorted(self._rows.get(signature, {}).items())]
@@ -113,7 +113,9 @@ class GroupedHeader:
         }
         return [self._header.kernels[position] for position in positions]
 
-    def _part(self, rows: Sequence[_Row], kernel_ids: Iterable[str]) -> Header:
+    def _part(
+        self, rows: Sequence[_Row], signature: Signature, kernel_ids: Iterable[str]
+    ) -> Header:
         header = self._header
         rankings = [header.rankings[position] for row in rows for position in row.rankings]
         ids = (self._positions.get(kernel_id) for kernel_id in kernel_ids)
@@ -127,6 +129,9 @@ class GroupedHeader:
         return replace(
             self.facts,
             kernels=tuple(header.kernels[position] for position in kernels),
+            unknown_kernels=tuple(
+                kernel for kernel in header.unknown_kernels if kernel.signature == signature.key
+            ),
             failures=tuple(header.failures[position] for position in failures),
             rankings=tuple(
                 replace(

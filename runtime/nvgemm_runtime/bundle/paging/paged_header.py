@@ -21,7 +21,7 @@ from ..format import (
     UnknownKernel,
 )
 from ..header_rules import Parts, check_entries
-from ..ranking_entries import Ranking, UnknownEntry
+from ..ranking_entries import Ranking, UnknownEntry, UnservedReason
 from ..unknown_parts import separate_unknown_entries
 from .tables import (
     FAILURES,
@@ -71,7 +71,7 @@ class Root:
 
     Attributes:
         facts: Header without entries.
-        sources: Sources as in the root; for an unknown source, the reason.
+        parts: The root's dictionary and sources; its lists of entries are empty.
         tables: Pages.
         decoder: Decoder for entries.
         file_bytes: File length.
@@ -111,6 +111,8 @@ def decode_root(data: bytes, *, where: str, root_end: int, file_bytes: int) -> R
     decoder = HeaderDecoder(where, PAGED_VERSION, spans_from=body_offset)
     lists: dict[str, Any] = {"kernels": [], "rankings": [], "unserved": [], "failures": []}
     parts = decoder.parts({**top, **lists})
+    if parts.dictionary is not None:
+        _require_in_file(decoder, "dictionary", parts.dictionary.span, file_bytes)
     facts = separate_unknown_entries(decoder.facts(top, parts), parts)
     return Root(
         facts=replace(facts, ranked_products=tables.products),
@@ -204,10 +206,10 @@ class PagedHeader:
 
     def kernels(self) -> Iterator[Kernel]:
         """Yields the known kernels, one page after the other."""
-        for position in range(self._tables.tables[KERNELS].count):
-            kernel = self._kernels_at([position])[0]
-            if isinstance(kernel, Kernel):
-                yield kernel
+        table = self._tables.tables[KERNELS]
+        for first in range(0, table.count, table.entries):
+            of_page = range(first, min(first + table.entries, table.count))
+            yield from (one for one in self._kernels_at(of_page) if isinstance(one, Kernel))
 
     def entries(self, name: str) -> list[Any]:
         """Returns all entries of a list, as JSON values."""
@@ -243,7 +245,12 @@ class PagedHeader:
         if rows is None:
             return []
         first, last = self._row_pages(rows)
-        return [row for page in range(first, last + 1) for row in self._rows_in(page, rows)]
+        found = [row for page in range(first, last + 1) for row in self._rows_in(page, rows)]
+        values = [value for _, value in found]
+        name = f"pages {first} to {last} of rows"
+        self._require_sorted(values, name)
+        self._require_adjacent(values, name)
+        return found
 
     def _row_pages(self, rows: SignatureRows) -> tuple[int, int]:
         """Returns the first and the last page of a signature's rows."""
@@ -258,11 +265,24 @@ class PagedHeader:
         page_begin = page * self._tables.tables[ROWS].entries
         begin = max(rows.first - page_begin, 0)
         own = values[begin : rows.end - page_begin]
-        if any(a[:3] >= b[:3] for a, b in itertools.pairwise(own)):
-            self._decoder.fail(
-                "page-order", f"page {page} of rows must be sorted within a signature"
-            )
+        self._require_sorted(own, f"page {page} of rows")
         return list(enumerate(own, page_begin + begin))
+
+    def _require_sorted(self, values: Sequence[list[int]], name: str) -> None:
+        """Checks the order of one signature's rows."""
+        if any(a[:3] >= b[:3] for a, b in itertools.pairwise(values)):
+            self._decoder.fail("page-order", f"{name} must be sorted within a signature")
+
+    def _require_adjacent(self, values: Sequence[list[int]], name: str) -> None:
+        """Checks that each row begins where the one before it ends."""
+        for before, row in itertools.pairwise(values):
+            begins, ends = (row[3], row[5]), (before[3] + before[4], before[5] + before[6])
+            if begins != ends:
+                self._decoder.fail(
+                    "page-rows",
+                    f"{name}: row {row[:3]} begins with ranking {begins[0]} and unserved entry "
+                    f"{begins[1]}, must be {ends[0]} and {ends[1]}",
+                )
 
     def _read_row_values(self, page: int) -> list[list[int]]:
         table = self._tables.tables[ROWS]
@@ -273,6 +293,9 @@ class PagedHeader:
         numbers = list(itertools.chain.from_iterable(values))
         if set(map(type, numbers)) != {int} or min(numbers) < 0:
             self._decoder.fail("header-field", f"{name} must have integers of at least 0")
+        if min(size for value in values for size in value[:3]) < 1:
+            self._decoder.fail("header-field", f"{name} must have n, k and count of at least 1")
+        self._require_adjacent(values, name)
         ends = (
             (RANKINGS, max(value[3] + value[4] for value in values)),
             (UNSERVED, max(value[5] + value[6] for value in values)),
@@ -291,47 +314,25 @@ class PagedHeader:
 
     def _part(self, rows: Sequence[Row], signature: Signature, kernel_ids: Iterable[str]) -> Header:
         decoder = self._decoder
-        rankings = [
-            (row, decoder.ranking(value, f"rankings[{position}]"))
-            for row in rows
-            for position, value in self._entries(RANKINGS, row.rankings)
-        ]
-        unserved = [
-            (row, decoder.unserved_entry(value, f"unserved[{position}]"))
-            for row in rows
-            for position, value in self._entries(UNSERVED, row.unserved)
-        ]
-        for row, ranking in rankings:
-            if isinstance(ranking, Ranking):
-                self._require_row(ranking.problem, row, signature, ranking.name)
-        for row, entry in unserved:
-            if isinstance(entry, tuple):
-                self._require_row(entry[0], row, signature, entry[0].key)
-        ranked = {
-            entry.kernel: ranking.name
-            for _, ranking in rankings
-            if isinstance(ranking, Ranking)
-            for entry in ranking.kernels
-        }
-        missing = {
-            failure: ranking.name
-            for _, ranking in rankings
-            if isinstance(ranking, Ranking)
-            for failure in ranking.missing
-        }
+        rankings = [ranking for row in rows for ranking in self._rankings_in(row, signature)]
+        unserved = [entry for row in rows for entry in self._unserved_in(row, signature)]
+        known = [ranking for ranking in rankings if isinstance(ranking, Ranking)]
+        ranked = {entry.kernel: ranking.name for ranking in known for entry in ranking.kernels}
+        missing = {failure: ranking.name for ranking in known for failure in ranking.missing}
         self._require_within("ranking-kernels", "kernel", ranked, KERNELS)
         self._require_within("ranking-missing", "failure", missing, FAILURES)
         positions = (self._position(kernel_id) for kernel_id in kernel_ids)
         kernels = sorted({*ranked, *(one for one in positions if one is not None)})
         failures = sorted(missing)
+        kernel_places, failure_places = _places(kernels), _places(failures)
         parts = Parts(
             dictionary=self._root.parts.dictionary,
             kernels=tuple(self._kernels_at(kernels)),
             sources=self._root.parts.sources,
             rankings=tuple(
-                _renumbered(ranking, _places(kernels), _places(failures)) for _, ranking in rankings
+                _renumbered(ranking, kernel_places, failure_places) for ranking in rankings
             ),
-            unserved=tuple(entry for _, entry in unserved),
+            unserved=tuple(unserved),
             failures=tuple(
                 decoder.failure(value, f"failures[{position}]")
                 for position, value in self._entries(FAILURES, failures)
@@ -342,6 +343,24 @@ class PagedHeader:
         return replace(
             separate_unknown_entries(facts, parts), ranked_products=self.facts.ranked_products
         )
+
+    def _rankings_in(self, row: Row, signature: Signature) -> Iterator[Ranking | UnknownEntry]:
+        """Yields a row's rankings, each checked before the next is read."""
+        for position, value in self._entries(RANKINGS, row.rankings):
+            ranking = self._decoder.ranking(value, f"rankings[{position}]")
+            if isinstance(ranking, Ranking):
+                self._require_row(ranking.problem, row, signature, ranking.name)
+            yield ranking
+
+    def _unserved_in(
+        self, row: Row, signature: Signature
+    ) -> Iterator[tuple[Problem, UnservedReason] | UnknownEntry]:
+        """Yields a row's unserved problems, each checked before the next is read."""
+        for position, value in self._entries(UNSERVED, row.unserved):
+            entry = self._decoder.unserved_entry(value, f"unserved[{position}]")
+            if isinstance(entry, tuple):
+                self._require_row(entry[0], row, signature, entry[0].key)
+            yield entry
 
     def _require_row(self, problem: Problem, row: Row, signature: Signature, name: str) -> None:
         if problem.signature != signature or row_sizes(problem) != row.sizes:
@@ -384,15 +403,11 @@ class PagedHeader:
         missing = [position for position in positions if position not in self._kernels]
         for position, value in self._entries(KERNELS, missing):
             kernel = self._decoder.kernel(value, f"kernels[{position}]")
-            self._require_in_body(f"kernels[{position}]", kernel.span)
+            _require_in_file(
+                self._decoder, f"kernels[{position}]", kernel.span, self._root.file_bytes
+            )
             self._kernels[position] = kernel
         return [self._kernels[position] for position in positions]
-
-    def _require_in_body(self, name: str, span: Span) -> None:
-        if span.end > self._root.file_bytes:
-            self._decoder.fail(
-                "spans-tile", f"{name} ends at byte {span.end}, the file at {self._root.file_bytes}"
-            )
 
     def _entries(self, name: str, positions: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """Yields a list's entries as JSON values; positions ascend."""
@@ -403,11 +418,8 @@ class PagedHeader:
             yield from zip(wanted, self._values(own, f"page {page} of {name}"))
 
     def _values(self, lines: Sequence[bytes], name: str) -> list[Any]:
-        """Parses entries, each in canonical form."""
-        values: list[Any] = self._decoder.canonical(b"[%s]" % b",".join(lines), name)
-        if len(values) != len(lines):
-            self._decoder.fail("page-entries", f"{name}: a line must have one entry")
-        return values
+        """Parses entries, each in canonical form on a line of its own."""
+        return [self._decoder.canonical(line, name) for line in lines]
 
     def _lines(self, table: Table, page: int) -> list[bytes]:
         """Returns a page's entries, after checking its digest, frame and number of entries."""
@@ -438,6 +450,11 @@ class PagedHeader:
                 f"{name} has {len(lines)} entries, must have {table.count_in(page)}",
             )
         return lines
+
+
+def _require_in_file(decoder: HeaderDecoder, name: str, span: Span, file_bytes: int) -> None:
+    if span.end > file_bytes:
+        decoder.fail("spans-tile", f"{name} ends at byte {span.end}, the file at {file_bytes}")
 
 
 def _sizes(value: Sequence[int]) -> Sizes:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...gemm.problem import Problem, Signature
-from ..format import MAX_KERNEL_ALIGNMENT_BYTES, MAX_PAGE_BYTES, MAX_PAGE_ENTRIES
+from ..format import (
+    MAX_KERNEL_ALIGNMENT_BYTES,
+    MAX_PAGE_BYTES,
+    MAX_PAGE_ENTRIES,
+    MAX_PAGES_BYTES,
+)
 from ..header_values import HeaderValues
 
 LISTS = KERNELS, RANKINGS, UNSERVED, FAILURES, ROWS = (
@@ -128,6 +133,12 @@ class TablesDecoder(HeaderValues):
         for name in LISTS:
             tables[name] = self.table(pages[name], name, offset)
             offset = tables[name].offsets[-1]
+        content_bytes = sum(sum(table.content_bytes) for table in tables.values())
+        if content_bytes > MAX_PAGES_BYTES:
+            self.fail(
+                "header-size",
+                f"pages of {content_bytes} decompressed bytes (at most {MAX_PAGES_BYTES})",
+            )
         if not tables[KERNELS].count:
             self.fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
         first_ids = self.hex(pages[KERNELS].get("first"), "pages.kernels.first", tables[KERNELS])

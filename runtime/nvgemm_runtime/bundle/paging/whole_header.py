@@ -41,11 +41,25 @@ def read_whole(root: Root, pages: PagedHeader) -> Header:
     _check_signatures(root, parts)
     facts = replace(pages.facts, failures=parts.failures, ranked_products=None)
     whole = separate_unknown_entries(facts, parts)
+    _check_products(root, whole)
+    return whole
+
+
+def _check_products(root: Root, whole: Header) -> None:
+    """Checks that the root states the products with rankings, if a ranking is for a further one.
+
+    It may state others if there are rankings that this release does not know.
+    """
+    stated = root.tables.products or frozenset()
+    products: set[str] = set()
     if any(ranking.is_further for ranking in whole.rankings):
         products = {whole.gpu_of(ranking) for ranking in whole.rankings}
-        if not products <= (root.tables.products or frozenset()):
-            decoder.fail("page-rows", f"products must have {', '.join(sorted(products))}")
-    return whole
+    if not products <= stated or (stated != products and not whole.unknown_rankings):
+        root.decoder.fail(
+            "page-rows",
+            f"products are {', '.join(sorted(stated)) or 'none'}, must be "
+            f"{', '.join(sorted(products)) or 'none'}",
+        )
 
 
 def _check_first_ids(root: Root, parts: Parts) -> None:

@@ -40,6 +40,9 @@ MAX_ROWS_TRIED = 8
 """Rows to try for an undeclared problem, before all rankings for its signature are read at once.
 The nearest row serves it, unless none of its kernels fits the device or the operands."""
 
+MAX_ROWS_KEPT = 1024
+"""Rows whose rankings stay in memory. More are read again."""
+
 LookUps = PagedHeader | GroupedHeader
 RowKey = tuple[Signature, Sizes]
 
@@ -156,6 +159,8 @@ class PagedIndex:
                 self._confirmations.get(key, {}),
             )
             if is_final:
+                if len(self._rows) >= MAX_ROWS_KEPT:
+                    self._rows.clear()
                 self._rows[key] = index
         return index
 
