@@ -205,7 +205,7 @@ def begun(tuner: Tuner, several: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _TUNE, str(several), str(tuner.path), BENCH]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     parts = [state_path(part_path(tuner.path, number, 2)) for number in (1, 2)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None:
         if all(part.exists() and b'"outcome"' in part.read_bytes() for part in parts):
             break
@@ -223,10 +223,10 @@ def test_an_ended_command_loses_no_measurement(
     process.communicate()
     tuned = tuned_on(tuner, several)
     assert {*measured_on(tuner).values()} == {6}
-    saved = 12 - tuned.measured_now
-    assert saved >= 2
-    disturbed = sum("outcome" in str(line) for line in journal_lines(tuner)) - 12
-    assert disturbed <= saved, "only what a kill left in doubt is measured again"
+    outcomes = len(journal_lines(tuner))
+    assert outcomes - tuned.measured_now >= 2, "both GPUs had saved one"
+    if how == signal.SIGINT:
+        assert outcomes == 12, "only what a kill left in doubt is measured again"
 
 
 @pytest.mark.slow
