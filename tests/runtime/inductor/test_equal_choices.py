@@ -52,7 +52,8 @@ digests = [None, None]
 distributed.all_gather_object(digests, nvgemm_runtime.choices_digest())
 distributed.destroy_process_group()
 hits = torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
-print(json.dumps({"before": before, "digests": digests, "hits": hits}))
+print(json.dumps({"before": before, "digests": digests, "hits": hits}), flush=True)
+os._exit(0)  # gloo's threads may abort a process while Python ends: pytorch#179291
 """
 
 
