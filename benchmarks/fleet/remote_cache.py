@@ -36,7 +36,8 @@ from nvgemm_aot.storage.private_key import make_key
 from nvgemm_aot.storage.remote.remote_cache import RemoteCache
 from nvgemm_aot.storage.remote.store_trust import StoreTrust
 from nvgemm_aot.storage.remote.store_urls import open_store
-from nvgemm_runtime.installed.policy import public_text, read_policy
+from nvgemm_runtime.installed.policy import read_policy
+from nvgemm_runtime.installed.signatures import public_text
 from store_servers import name_s3, redis_server, redis_url, s3_server
 
 LOCAL = "warm local cache"

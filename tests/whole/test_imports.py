@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -130,6 +132,39 @@ def test_the_plug_in_alone_imports_inductor() -> None:
             if any(f"{name}.".startswith("torch._inductor.") for name in names):
                 importing.add(path.is_relative_to(plug_in))
     assert importing == {True}
+
+
+def test_what_benchmarks_and_tests_import_exists() -> None:
+    """Also inside functions, and where no test runs a benchmark."""
+    roots = {"nvgemm_aot": ROOT / "aot", "nvgemm_runtime": ROOT / "runtime", "benchmarks": ROOT}
+    checked = 0
+    for path in [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
+                continue
+            root = roots.get(node.module.split(".")[0])
+            if root is not None:
+                folder = root / node.module.replace(".", "/")
+                for alias in node.names:
+                    assert alias.name in names_of(folder), f"{path}: {node.module}.{alias.name}"
+                    checked += 1
+    assert checked > 3000
+
+
+@functools.cache
+def names_of(module: Path) -> frozenset[str]:
+    """Names that can be imported from a module, given its path without suffix."""
+    names = {path.stem for path in module.iterdir()} if module.is_dir() else set()
+    source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    for node in ast.walk(ast.parse(source.read_text() if source.exists() else "")):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Import() | ast.ImportFrom():
+                names |= {alias.asname or alias.name for alias in node.names}
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+    return frozenset(names)
 
 
 def test_the_command_starts_without_the_compiler(scripts: ForkedScripts) -> None:
