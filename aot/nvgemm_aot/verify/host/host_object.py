@@ -7,9 +7,10 @@ loading a kernel runs its code anyway.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, EARLIER_SYMBOLS, FFI_SYMBOLS
 from nvgemm_runtime.errors import LinkError
@@ -34,6 +35,10 @@ PAGE_BYTES = {"linux_x86_64": 4096, "linux_aarch64": 65536}
 """Largest memory page by platform, to which file parts are aligned. Grace machines have 64 KiB
 pages and load nothing with a smaller alignment."""
 
+_SYMBOL = struct.Struct("<IBBHQQ")
+"""Elf64_Sym in the System V ABI, little-endian."""
+
+_SHN_UNDEF, _STB_LOCAL = 0, 0
 _DF_TEXTREL = 0x4
 _PF_X, _PF_W = 0x1, 0x2
 
@@ -78,8 +83,7 @@ def read_host_object(payload: bytes) -> HostObject:
         if len(dynamics) != 1:
             raise MalformedElfError(f"{len(dynamics)} dynamic segments, a shared object has 1")
         [dynamic] = dynamics
-        symbols = [dynamic.get_symbol(index) for index in range(1, dynamic.num_symbols())]
-        defined = [symbol for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"]
+        symbols = list(_symbols(payload, dynamic))
         stacks = [int(part["p_flags"]) for part in segments.get("PT_GNU_STACK", [])]
         loaded = [
             (int(part["p_flags"]), payload[part["p_offset"] : part["p_offset"] + part["p_filesz"]])
@@ -90,16 +94,10 @@ def read_host_object(payload: bytes) -> HostObject:
             tags=_tags(dynamic),
             exports=tuple(
                 sorted(
-                    str(symbol.name)
-                    for symbol in defined
-                    if symbol["st_info"]["bind"] != "STB_LOCAL"
+                    symbol.name for symbol in symbols if symbol.is_defined and not symbol.is_local
                 )
             ),
-            imports=tuple(
-                sorted(
-                    {str(symbol.name) for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
-                )
-            ),
+            imports=tuple(sorted({symbol.name for symbol in symbols if not symbol.is_defined})),
             has_plain_stack=bool(stacks) and not any(flags & _PF_X for flags in stacks),
             page_bytes=min(
                 (int(part["p_align"]) for part in segments.get("PT_LOAD", [])), default=0
@@ -107,6 +105,27 @@ def read_host_object(payload: bytes) -> HostObject:
             code=b"".join(content for flags, content in loaded if flags & _PF_X),
             read_only=b"".join(content for flags, content in loaded if not flags & _PF_W),
         )
+
+
+class _Symbol(NamedTuple):
+    name: str
+    is_defined: bool
+    is_local: bool
+
+
+def _symbols(payload: bytes, dynamic: Any) -> Iterator[_Symbol]:
+    """Reads the dynamic symbols, without the first, which is null.
+
+    pyelftools looks up both tables anew for each symbol, which takes most of a kernel's check.
+    """
+    [start, names] = [dynamic.get_table_offset(tag)[1] for tag in ("DT_SYMTAB", "DT_STRTAB")]
+    end = start + dynamic.num_symbols() * _SYMBOL.size
+    if end > len(payload):
+        raise MalformedElfError(f"its symbols end at {end}, the file at {len(payload)}")
+    for name, info, _, section, _, _ in _SYMBOL.iter_unpack(payload[start + _SYMBOL.size : end]):
+        begin = names + name
+        text = payload[begin : payload.index(b"\0", begin)].decode()
+        yield _Symbol(text, is_defined=section != _SHN_UNDEF, is_local=info >> 4 == _STB_LOCAL)
 
 
 def _tags(dynamic: Any) -> dict[str, list[Any]]:
