@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,9 @@ QUOTED = "canary%2Fp%40ss%2Bword-7731"
 S3_KEY, S3_SECRET = "AKCANARY5512", "canarysecret8846"
 BUCKET = "kernels"
 
+S3_PORT_VARIABLE = "NVGEMM_AOT_TEST_S3_PORT"
+"""Names the port on 127.0.0.1 of another S3 server, with these keys and an empty bucket."""
+
 
 OpenStore = Callable[..., Store]
 """Opens a kind of store at a port, with a time limit in seconds."""
@@ -34,13 +38,14 @@ class Server:
 
     Attributes:
         port: Its port on 127.0.0.1.
-        process: Its process.
+        process: Its process, or None if the tests did not start it.
     """
 
     port: int
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | None
 
     def kill(self) -> None:
+        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
@@ -89,6 +94,16 @@ def s3_server(directory: Path) -> Iterator[Server]:
     command = [str(program), "serve", "s3", "--config", "", "--addr", address, "--auth-key", key]
     with _running([*command, str(directory)], "Starting s3 server") as process:
         yield Server(port, process)
+
+
+@contextlib.contextmanager
+def any_s3_server(directory: Path) -> Iterator[Server]:
+    """The S3 server that the environment names, or else rclone's."""
+    if port := os.environ.get(S3_PORT_VARIABLE):
+        yield Server(int(port), None)
+        return
+    with s3_server(directory) as server:
+        yield server
 
 
 @contextlib.contextmanager
