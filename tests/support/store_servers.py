@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,9 @@ QUOTED = "canary%2Fp%40ss%2Bword-7731"
 S3_KEY, S3_SECRET = "AKCANARY5512", "canarysecret8846"
 BUCKET = "kernels"
 
+S3_PORT_VARIABLE = "NVGEMM_AOT_TEST_S3_PORT"
+"""Names the port on 127.0.0.1 of another S3 server, with these keys and an empty bucket."""
+
 
 OpenStore = Callable[..., Store]
 """Opens a kind of store at a port, with a time limit in seconds."""
@@ -34,13 +38,14 @@ class Server:
 
     Attributes:
         port: Its port on 127.0.0.1.
-        process: Its process.
+        process: Its process, or None if the tests did not start it.
     """
 
     port: int
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | None
 
     def kill(self) -> None:
+        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
@@ -92,6 +97,16 @@ def s3_server(directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def any_s3_server(directory: Path) -> Iterator[Server]:
+    """The S3 server that the environment names, or else rclone's."""
+    if port := os.environ.get(S3_PORT_VARIABLE):
+        yield Server(int(port), None)
+        return
+    with s3_server(directory) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def _running(command: list[str], ready: str) -> Iterator[subprocess.Popen[str]]:
     """Runs a server; entered once it has printed that it is ready."""
     process = subprocess.Popen(
@@ -125,11 +140,43 @@ ENDLESS = {
 }
 """Beginnings of answers without end."""
 
-DENIED = (
-    b"HTTP/1.1 403 Forbidden\r\nContent-Length: 72\r\nContent-Type: application/xml\r\n\r\n"
-    b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-)
-"""Answer of S3 for an absent object, if it must not tell which objects are there."""
+
+def s3_error(status: str, body: str) -> bytes:
+    """Returns an answer of S3."""
+    data = body.encode()
+    header = f"HTTP/1.1 {status}\r\nContent-Length: {len(data)}\r\n"
+    return f"{header}Content-Type: application/xml\r\n\r\n".encode() + data
+
+
+S3_ERRORS = {
+    # S3 for an absent object, if it must not tell which objects are there.
+    "denied": s3_error(
+        "403 Forbidden", "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    ),
+    "denied without a text": s3_error("403 Forbidden", "<Error><Code>AccessDenied</Code></Error>"),
+    "nested code": s3_error("403 Forbidden", "<Error><Code><A>1</A></Code></Error>"),
+    "nested text": s3_error(
+        "403 Forbidden", "<Error><Code>Code</Code><Message><A>1</A></Message></Error>"
+    ),
+    "no elements": s3_error("403 Forbidden", "<Answer><Error>text</Error></Answer>"),
+    "no code": s3_error("403 Forbidden", "<Error></Error>"),
+    "no body": s3_error("403 Forbidden", ""),
+}
+"""Answers to every request."""
+
+S3_WRITE_ERRORS = {
+    # radosgw 16, whose user has a quota.
+    "QuotaExceeded": s3_error(
+        "403 Forbidden", "<Error><Code>QuotaExceeded</Code><BucketName>kernels</BucketName></Error>"
+    ),
+    # MinIO, whose disk is full.
+    "XMinioStorageFull": s3_error(
+        "507 Insufficient Storage", "<Error><Code>XMinioStorageFull</Code></Error>"
+    ),
+    "SlowDown": s3_error("503 Slow Down", "<Error><Code>SlowDown</Code></Error>"),
+    "RequestTimeout": s3_error("400 Bad Request", "<Error><Code>RequestTimeout</Code></Error>"),
+}
+"""Answers to writes, sent before the data is read; reads pass."""
 
 
 class Relay:
@@ -139,9 +186,9 @@ class Relay:
         port: Where it listens on 127.0.0.1.
         connections: Number of connections so far.
         fault: ``silent`` swallows answers, ``drip`` passes a byte each 50 ms, ``garbage`` answers
-            with other bytes, ``denied`` as S3 does without permission, a key of `ENDLESS` with
-            bytes without end, ``cut`` closes after ``passed_bytes`` of an answer, ``flip`` changes
-            the byte behind those. Any other text passes answers on as they are.
+            with other bytes, a key of `S3_ERRORS` or `S3_WRITE_ERRORS` with that error, a key of
+            `ENDLESS` with bytes without end, ``cut`` closes after ``passed_bytes`` of an answer,
+            ``flip`` changes the byte behind those. Any other text passes answers on as they are.
     """
 
     def __init__(self, upstream: int, fault: str = "", passed_bytes: int = 0) -> None:
@@ -177,8 +224,14 @@ class Relay:
 
     def _pass_requests(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
+            is_refused = False
             while data := client.recv(65536):
-                server.sendall(data)
+                if self.fault in S3_WRITE_ERRORS and data.startswith((b"PUT ", b"GET ")):
+                    is_refused = data.startswith(b"PUT ")
+                    if is_refused:
+                        client.sendall(S3_WRITE_ERRORS[self.fault])
+                if not is_refused:
+                    server.sendall(data)
 
     def _pass_answers(self, client: socket.socket, server: socket.socket) -> None:
         passed = 0
@@ -188,8 +241,8 @@ class Relay:
                     continue
                 if self.fault == "garbage":
                     data = b"\x00\xffnothing of the protocol\r\n" * 3
-                if self.fault == "denied":
-                    data = DENIED
+                if self.fault in S3_ERRORS:
+                    data = S3_ERRORS[self.fault]
                 if self.fault in ENDLESS:
                     client.sendall(ENDLESS[self.fault])
                     while not self._stop.is_set():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nvgemm_runtime.errors import StorageError
-from nvgemm_runtime.settings import REMOTE_CACHE_VARIABLE
+from nvgemm_runtime.settings import REMOTE_CACHE_MODE_VARIABLE, REMOTE_CACHE_VARIABLE
 
 from .terminal.printing import count_text, print_result, size_text, table
 from .terminal.remote_texts import open_remote_cache, state_document, state_text
@@ -105,9 +105,9 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
 @cache.command()
 @json_option
 def remote(as_json: bool) -> None:
-    """Ask the remote cache in $NVGEMM_AOT_REMOTE_CACHE once; show if it is read and written.
+    """Read and write the remote cache in $NVGEMM_AOT_REMOTE_CACHE once; show if both work.
 
-    Exits with the status of a storage error if it does not answer.
+    Writes only if builds would. Exits with the status of a storage error if one fails.
     """
     with open_remote_cache() as store:
         if store is None:
@@ -120,6 +120,12 @@ def remote(as_json: bool) -> None:
         raise StorageError(
             f"the remote cache {document['address']} does not answer: {document['reason']}; start "
             f"it, or correct {REMOTE_CACHE_VARIABLE} and its credentials"
+        )
+    if document["unwritten"]:
+        raise StorageError(
+            f"the remote cache {document['address']} takes no entries: {document['unwritten']}; "
+            "free space, correct the credentials' permissions, or only read with "
+            f"{REMOTE_CACHE_MODE_VARIABLE}=read"
         )
 
 

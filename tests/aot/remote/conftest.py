@@ -9,7 +9,7 @@ import pytest
 
 from nvgemm_aot.storage.remote.store_urls import open_store
 from nvgemm_aot.storage.remote.stores import Store
-from store_servers import OpenStore, Server, name_s3, redis_server, redis_url, s3_server
+from store_servers import OpenStore, Server, any_s3_server, name_s3, redis_server, redis_url
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+    with any_s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import cpu_provider
 from fake_provider import FakeProvider
 from jit_programs import JitMachine, problem
+from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.compile_shard import compile_shard
 from nvgemm_aot.pipeline.compiler import compile_all, make_tasks
@@ -24,6 +26,7 @@ from nvgemm_aot.storage.build_cache import Cache
 from nvgemm_aot.storage.remote.remote_cache import RemoteCache, open_remote
 from nvgemm_aot.storage.remote.signed_entries import decode_entry, encode_entry
 from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.gemm.problem import Signature
 from store_servers import QUOTED, Relay, Server, free_port, name_s3, redis_url
 
@@ -276,6 +279,26 @@ def test_the_output_counts_what_s3_did_and_shows_no_secret(
     assert ": 8 fetched (" in texts[1][0]
     assert "0 kernels compiled now" in texts[1][0]
     assert "canary" not in str(texts).lower()
+
+
+@pytest.mark.parametrize("mode", ["read", "read-write"])
+def test_asking_a_store_writes_only_if_builds_would(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE_MODE", mode)
+    result = CliRunner().invoke(main, ["cache", "remote"])
+    assert result.exit_code == 0
+    assert [path.name for path in shared.iterdir()] == ["nvgemm-aot-1-probe"] * (mode != "read")
+    assert ("written: yes, unsigned" if mode != "read" else "written: no\n") in result.output
+
+
+def test_asking_a_store_that_takes_nothing_is_an_error(shared: Path) -> None:
+    (shared / "nvgemm-aot-1-probe").mkdir()
+    result = CliRunner().invoke(main, ["cache", "remote"])
+    assert "written: no: Is a directory" in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.exit_code == StorageError.exit_code
+    assert "takes no entries: Is a directory; free space" in result.output
 
 
 @pytest.mark.slow

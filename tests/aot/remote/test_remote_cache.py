@@ -18,7 +18,7 @@ from nvgemm_aot.storage.remote.store_urls import open_store
 from nvgemm_aot.storage.remote.stores import Store
 from nvgemm_runtime.installed.policy import read_policy
 from nvgemm_runtime.installed.signatures import public_text
-from store_servers import OpenStore, Relay
+from store_servers import OpenStore, Relay, Server, name_s3
 
 KEYS = [hashlib.sha256(bytes([number])).hexdigest() for number in range(40)]
 PAYLOADS = {key: random.Random(key).randbytes(20_000) for key in KEYS}  # do not compress
@@ -288,6 +288,30 @@ def test_a_store_that_takes_no_entries_is_still_read(
     assert "takes no entries of this process any more" in message
 
 
+def test_a_full_bucket_is_still_read(
+    s3: Server,
+    trust: StoreTrust,
+    written: Cache,
+    empty: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        Relay(s3.port) as relay,
+        RemoteCache(open_store(name_s3(monkeypatch, relay.port), 5.0), trust, 5.0) as cache,
+    ):
+        cache.push(KEYS[:3], written)
+        cache.flush()
+        relay.fault = "QuotaExceeded"
+        cache.push(KEYS[3:], written)
+        cache.flush()
+        assert cache.fetch(KEYS[:3], empty, accept) == {*KEYS[:3]}
+    counts = cache.statistics
+    assert (counts.pushed, counts.off, counts.unwritten) == (3, None, "QuotaExceeded")
+    (message,) = caplog.messages
+    assert "takes no entries of this process any more: QuotaExceeded" in message
+
+
 def test_a_full_local_cache_is_no_failure_of_the_store(
     file_remote: RemoteCache, written: Cache, tmp_path: Path
 ) -> None:
@@ -302,7 +326,10 @@ def test_probe_says_why_a_store_does_not_answer(
     open_at: tuple[int, OpenStore], trust: StoreTrust
 ) -> None:
     port, open_there = open_at
-    assert RemoteCache(open_there(port, 10.0), trust, 10.0).probe() is None
+    answering = RemoteCache(open_there(port, 10.0), trust, 10.0)
+    assert answering.probe() is None
+    assert answering.probe_writing() is None
+    assert answering.probe() is None
     with Relay(port, "silent") as relay:
         reason = RemoteCache(open_there(relay.port), trust, 0.5).probe()
     assert reason is not None

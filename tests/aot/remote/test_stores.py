@@ -123,23 +123,73 @@ def test_an_object_without_end_is_read_as_far_as_asked_for(
         store.close()
 
 
+@pytest.mark.parametrize("data", [None, b"value"])
 def test_an_error_without_end_is_not_read_to_its_end(
-    s3: Server, monkeypatch: pytest.MonkeyPatch
+    s3: Server, monkeypatch: pytest.MonkeyPatch, data: bytes | None
 ) -> None:
     with Relay(s3.port, "endless error") as relay:
-        error = failure_of(open_store(name_s3(monkeypatch, relay.port), 3.0))
+        error = failure_of(open_store(name_s3(monkeypatch, relay.port), 3.0), data)
     assert error.is_transient
     assert "no answer within" not in str(error)
 
 
-def test_a_denied_read_names_the_permissions(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Relay(s3.port, "denied") as relay:
+@pytest.mark.parametrize("fault", ["denied", "denied without a text"])
+def test_a_denied_read_names_the_permissions(
+    s3: Server, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    with Relay(s3.port, fault) as relay:
         store = open_store(name_s3(monkeypatch, relay.port), 5.0)
         read, written = failure_of(store), failure_of(store, b"value")
+    reason = "AccessDenied: Access Denied" if fault == "denied" else "AccessDenied"
+    assert str(read) == f"{reason}; reading needs s3:GetObject and s3:ListBucket"
+    assert str(written) == reason
     assert not read.is_transient
-    assert str(read).startswith("AccessDenied: ")
-    assert str(read).endswith("reading needs s3:GetObject and s3:ListBucket")
-    assert "s3:ListBucket" not in str(written)
+    assert not written.is_transient
+
+
+@pytest.mark.parametrize(
+    ("fault", "beginning"),
+    [
+        ("nested code", "TypeError"),
+        ("nested text", "Code: {'A'"),
+        ("no elements", "AttributeError"),
+        ("no code", "status 403"),
+        ("no body", "403: Forbidden"),
+    ],
+)
+def test_an_error_that_is_malformed_is_an_error(
+    s3: Server, monkeypatch: pytest.MonkeyPatch, fault: str, beginning: str
+) -> None:
+    with Relay(s3.port, fault) as relay:
+        store = open_store(name_s3(monkeypatch, relay.port), 5.0)
+        for data in (None, b"value"):
+            assert str(failure_of(store, data)).startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_transient"),
+    [
+        ("QuotaExceeded", False),
+        ("XMinioStorageFull", False),
+        ("SlowDown", True),
+        ("RequestTimeout", True),
+    ],
+)
+def test_s3_that_takes_no_more_is_named_and_still_read(
+    s3: Server, monkeypatch: pytest.MonkeyPatch, code: str, is_transient: bool
+) -> None:
+    with Relay(s3.port) as relay:
+        store = open_store(name_s3(monkeypatch, relay.port), 5.0)
+        store.put("key", b"before")
+        relay.fault = code
+        for data in (b"value", LARGE):
+            error = failure_of(store, data)
+            assert (str(error), error.is_transient) == (code, is_transient)
+            assert store.get("key", MOST) == b"before"
+        relay.fault = ""
+        store.put("key", LARGE)
+        assert store.get("key", MOST) == LARGE
+        store.close()
 
 
 def test_an_answer_cut_off_in_the_middle_is_an_error(open_at: tuple[int, OpenStore]) -> None:
@@ -213,7 +263,7 @@ def test_a_clock_that_is_off_is_named(s3: Server, monkeypatch: pytest.MonkeyPatc
     )
     error = failure_of(open_store(name_s3(monkeypatch, s3.port), 5.0))
     assert not error.is_transient
-    assert str(error).startswith("RequestTimeTooSkewed: ")
+    assert str(error).startswith("RequestTimeTooSkewed")
 
 
 def test_a_missing_bucket_is_no_miss(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:

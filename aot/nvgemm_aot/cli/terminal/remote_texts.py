@@ -72,8 +72,9 @@ def remote_line(document: dict[str, Any] | None) -> list[str]:
 
 
 def state_document(remote: RemoteCache) -> dict[str, Any]:
-    """Describes a remote cache's state, after asking it once."""
+    """Describes a remote cache's state, after a read and, where this process writes, a write."""
     reason = remote.probe()
+    unwritten = remote.probe_writing() if reason is None and remote.trust.writes else None
     policy = remote.trust.policy
     return {
         "address": remote.address,
@@ -81,6 +82,7 @@ def state_document(remote: RemoteCache) -> dict[str, Any]:
         "reason": reason,
         "reads": remote.trust.reads,
         "writes": remote.trust.writes,
+        "unwritten": unwritten,
         "trusts": (
             f"the keys of {policy.path}: {', '.join(key.name for key in policy.keys.values())}"
             if policy is not None
@@ -99,6 +101,8 @@ def state_text(document: dict[str, Any]) -> str:
     writes = "yes" if document["writes"] else "no"
     if document["writes"]:
         writes += ", signed" if document["signs_with"] else ", unsigned"
+    if document["unwritten"]:
+        writes = f"no: {document['unwritten']}"
     return "\n".join(
         (
             f"{document['address']} {answer}",

@@ -54,6 +54,8 @@ _MOST_REASONS = 16
 
 OTHER_REASONS = "other reasons"
 
+_PROBE_KEY = "probe"
+
 Result = TypeVar("Result")
 
 
@@ -186,7 +188,14 @@ class RemoteCache:
 
     def probe(self) -> str | None:
         """Asks the store for an entry, once; returns why it does not answer, or None."""
-        future = self._transfers.submit(partial(self._store.get, "probe", 0))
+        return self._ask(partial(self._store.get, _PROBE_KEY, 0))
+
+    def probe_writing(self) -> str | None:
+        """Stores a few bytes under a key of their own; returns why that fails, or None."""
+        return self._ask(partial(self._store.put, _PROBE_KEY, b"probe"))
+
+    def _ask(self, operation: Callable[[], object]) -> str | None:
+        future = self._transfers.submit(operation)
         try:
             future.result(timeout=self._allowed_seconds)
         except StoreError as error:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from nvgemm_runtime.errors import SettingError, ToolchainError, install_command
@@ -15,8 +16,8 @@ from .stores import KEY_PREFIX, MAX_CONNECTIONS, Secrets, StoreError, causes
 
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
-_MOST_ERROR_BYTES = 64 << 10
-"""Most bytes that are read of an answer that is an error or a redirection."""
+_MOST_ANSWER_BYTES = 64 << 10
+"""Most bytes that are read of an answer that is no object."""
 
 _READ_PERMISSIONS = "reading needs s3:GetObject and s3:ListBucket"
 """Without s3:ListBucket, S3 answers AccessDenied for absent objects."""
@@ -29,6 +30,9 @@ _PERMANENT = (
     "SSLError",
 )
 """Names of botocore's errors that another attempt cannot mend."""
+
+_TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
+"""HTTP statuses of errors that another attempt may mend. 507 is a full disk."""
 
 
 class S3Store:
@@ -91,7 +95,7 @@ class S3Store:
         try:
             data: bytes | None = self._run(self._read(key, most_bytes))
         except StoreError as error:
-            if not str(error).startswith("AccessDenied: "):
+            if not str(error).startswith("AccessDenied"):
                 raise
             reason = f"{error}; {_READ_PERMISSIONS}"
             raise StoreError(reason, is_transient=error.is_transient) from None
@@ -110,7 +114,7 @@ class S3Store:
         try:
             answer = await self._call("get_object", key)
         except FileNotFoundError as error:
-            if "NoSuchBucket" in map(_code, causes(error)):
+            if any(answer.code == "NoSuchBucket" for answer in _error_answers(error)):
                 raise
             return None
         parts, size = [], 0
@@ -135,33 +139,35 @@ class S3Store:
             raise self._failure(error) from None
 
     def _failure(self, error: Exception) -> StoreError:
+        if (answer := next(_error_answers(error), None)) is not None:
+            message = self._secrets.hide(answer.message)  # radosgw sends none
+            text = f"{answer.code}: {message}" if message else answer.code
+            return StoreError(text, is_transient=answer.is_transient)
         chain = list(causes(error))
-        names = [type(one).__name__ for one in chain]
-        is_refused = any(isinstance(one, (PermissionError, FileNotFoundError)) for one in chain)
         if any(isinstance(one, (TimeoutError, asyncio.TimeoutError)) for one in chain):
             return StoreError(f"no answer within {self._seconds:g} s", is_transient=True)
-        code = next(filter(None, map(_code, chain)), None)
-        text = (f"{code}: " if code else "") + self._secrets.error_text(error)
-        is_permanent = is_refused or not {*names}.isdisjoint(_PERMANENT)
-        return StoreError(text, is_transient=not is_permanent)
+        is_permanent = any(type(one).__name__ in _PERMANENT for one in chain)
+        return StoreError(self._secrets.error_text(error), is_transient=not is_permanent)
 
 
 def _bounded_class(base: Any) -> Any:
-    """Returns a session class that reads no error further than `_MOST_ERROR_BYTES`.
+    """Returns a session class that reads `_MOST_ANSWER_BYTES` of an answer that is no object.
 
-    aiobotocore reads the whole body of an answer whose status is 300 or more.
+    aiobotocore reads the whole body of an error, and of every answer to a write.
     """
 
     class BoundedSession(base):  # type: ignore[misc]
         async def send(self, request: Any) -> Any:
+            has_object = request.stream_output
+            request.stream_output = True  # leaves the body unread
             answer = await super().send(request)
-            if answer.status_code >= 300:
+            if answer.status_code >= 300 or not has_object:
                 data = bytearray()
-                while len(data) <= _MOST_ERROR_BYTES and (
-                    part := await answer.raw.content.read(_MOST_ERROR_BYTES + 1 - len(data))
+                while len(data) <= _MOST_ANSWER_BYTES and (
+                    part := await answer.raw.content.read(_MOST_ANSWER_BYTES + 1 - len(data))
                 ):
                     data += part
-                if len(data) > _MOST_ERROR_BYTES:
+                if len(data) > _MOST_ANSWER_BYTES:
                     answer.raw.close()
                 answer._content = bytes(data)
             return answer
@@ -169,12 +175,27 @@ def _bounded_class(base: Any) -> Any:
     return BoundedSession
 
 
-def _code(error: BaseException) -> str | None:
-    """Returns the code of an error that the server reported."""
-    response = getattr(error, "response", None)
-    details = response.get("Error") if isinstance(response, dict) else None
-    code = details.get("Code") if isinstance(details, dict) else None
-    return code[:40] if isinstance(code, str) and code.isalnum() else None
+class _ErrorAnswer(NamedTuple):
+    """An error that the server reported."""
+
+    status: int
+    code: str
+    message: str
+
+    @property
+    def is_transient(self) -> bool:
+        """True if another attempt may succeed."""
+        return self.status in _TRANSIENT_STATUSES or self.code == "RequestTimeout"  # status 400
+
+
+def _error_answers(error: BaseException) -> Iterator[_ErrorAnswer]:
+    """Yields what the server reported, as botocore read it."""
+    for one in causes(error):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict) and isinstance(details := response.get("Error"), dict):
+            status = response["ResponseMetadata"]["HTTPStatusCode"]
+            code, message = (str(details.get(name) or "") for name in ("Code", "Message"))
+            yield _ErrorAnswer(status, code[:40] if code.isalnum() else f"status {status}", message)
 
 
 def _endpoint_text() -> str:

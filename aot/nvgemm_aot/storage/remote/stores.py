@@ -72,14 +72,17 @@ class Secrets:
 
     def error_text(self, error: BaseException) -> str:
         """Describes an error of a library in one line, without secrets."""
+        text = self.hide(str(error))
         name = type(error).__name__
-        text = str(error)
+        return f"{name}: {text}" if text else name
+
+    def hide(self, text: str) -> str:
+        """Returns a text in one line, without secrets; empty if it has one too short to replace."""
         for secret in self._texts:
             if secret in text and len(secret) < _SHORTEST_REPLACED:
-                return name
+                return ""
             text = text.replace(secret, "***")
-        text = one_line(text)  # a secret may have what this changes
-        return f"{name}: {text[:_MOST_SHOWN]}" if text else name
+        return one_line(text)[:_MOST_SHOWN]  # a secret may have what one_line changes
 
 
 def causes(error: BaseException) -> Iterable[BaseException]:
