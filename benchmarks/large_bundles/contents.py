@@ -1,4 +1,4 @@
-"""Large made-up bundles."""
+"""Made-up bundle contents for look-ups, which read no payload."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ RANKED = 8
 ROWS = (1, 16, 64, 256, 1024, 2048, 4096, 8192)
 """Each m of a row."""
 
+_ESTIMATE = RankingSource(kind="estimate", by="model 1.0", gpu="NVIDIA H200")
 _SIZES = range(64, 32_769, 64)
 _EPILOGUES = (None, "bias", "bias_relu", "bias_gelu_tanh", "bias_silu", "add")
 _TYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2)
@@ -57,41 +58,20 @@ def content(kernels: int, signature_count: int, *, one_m: bool) -> BundleContent
     source = random.Random(0)
     built: list[BuiltKernel] = []
     rankings: list[ProblemRanking] = []
-    estimate = RankingSource(kind="estimate", by="model 1.0", gpu="NVIDIA H200")
     chosen = signatures(signature_count)
     for place, signature in enumerate(chosen):
         count = len(range(place, kernels, len(chosen)))
-        own = [_kernel(signature, f"{place}_{number}", source) for number in range(count)]
+        own = [made_kernel(signature, f"{place}_{number}", source) for number in range(count)]
         built += own
         ids = [sha256_hex(kernel.payload) for kernel in own]
         problems = _problems(signature, source, (16,) if one_m else ROWS)
         for problem, pool in itertools.islice(_with_pools(problems, ids, source, one_m), count):
-            ranked = source.sample(pool, min(RANKED, len(pool)))
-            rankings.append(
-                ProblemRanking(
-                    problem=problem,
-                    source=estimate,
-                    kernels=tuple((id_, 1000 + rank) for rank, id_ in enumerate(ranked)),
-                )
-            )
-    return BundleContent(
-        target=Target(arch="sm_90a"),
-        device="H200",
-        generator="benchmarks.large_bundles",
-        build_key=sha256_hex(b"large bundles"),
-        toolchain={"nvidia-cutlass-dsl": "4.8.1"},
-        kernels=tuple(built),
-        rankings=tuple(rankings),
-    )
+            rankings.append(made_ranking(problem, pool, source))
+    return made_content("benchmarks.large_bundles", built, rankings)
 
 
-def pack(payloads: Sequence[bytes]) -> Packed:
-    """Compresses payloads alone and quickly; no look-up reads them."""
-    compressor = zstandard.ZstdCompressor(level=1, write_checksum=False)
-    return Packed(frames=[compressor.compress(payload) for payload in payloads])
-
-
-def _kernel(signature: Signature, name: str, source: random.Random) -> BuiltKernel:
+def made_kernel(signature: Signature, name: str, source: random.Random) -> BuiltKernel:
+    """Returns a kernel whose payload is random bytes."""
     addend = "" if signature.epilogue is None else "addend,"
     return BuiltKernel(
         payload=source.randbytes(256),
@@ -109,6 +89,37 @@ def _kernel(signature: Signature, name: str, source: random.Random) -> BuiltKern
         workspace_bytes=0,
         calling_convention=f"tvm_ffi:gemm(a,b,{addend}out,stream)",
     )
+
+
+def made_ranking(problem: Problem, ids: Sequence[str], source: random.Random) -> ProblemRanking:
+    """Returns a ranking of kernels at random."""
+    ranked = source.sample(ids, min(RANKED, len(ids)))
+    return ProblemRanking(
+        problem=problem,
+        source=_ESTIMATE,
+        kernels=tuple((id_, 1000 + rank) for rank, id_ in enumerate(ranked)),
+    )
+
+
+def made_content(
+    generator: str, kernels: Sequence[BuiltKernel], rankings: Sequence[ProblemRanking]
+) -> BundleContent:
+    """Returns a content for an H200."""
+    return BundleContent(
+        target=Target(arch="sm_90a"),
+        device="H200",
+        generator=generator,
+        build_key=sha256_hex(generator.encode()),
+        toolchain={"nvidia-cutlass-dsl": "4.8.1"},
+        kernels=tuple(kernels),
+        rankings=tuple(rankings),
+    )
+
+
+def pack(payloads: Sequence[bytes]) -> Packed:
+    """Compresses payloads alone and quickly; no look-up reads them."""
+    compressor = zstandard.ZstdCompressor(level=1, write_checksum=False)
+    return Packed(frames=[compressor.compress(payload) for payload in payloads])
 
 
 def _problems(signature: Signature, source: random.Random, ms: Sequence[int]) -> Iterator[Problem]:

@@ -30,20 +30,18 @@ from typing import Any
 import click
 
 from benchmarks.cases import write_cases
+from benchmarks.large_bundles.contents import made_content, made_kernel, made_ranking
 from benchmarks.shared.h200 import H200
 from benchmarks.shared.resuming import this_run
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_runtime.bundle.format import KernelDesign, sha256_hex
-from nvgemm_runtime.bundle.ranking_entries import RankingSource
+from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
-from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.index import Index
 from nvgemm_runtime.matching.matches import Basis, BundleView, Match, Miss
 
 GOAL_US = 50
-RANKED = 8
 SIZES = range(8, 32_769, 8)
 BATCHES = (1, 8, 32, 128)
 
@@ -53,13 +51,6 @@ SIGNATURES = [
     for layout in Layout
     for dtype in (DType.BF16, DType.FP16)
 ]
-DESIGN = KernelDesign(
-    tile=(128, 256, 64),
-    ctas_per_tile=1,
-    cluster=(2, 1),
-    fallback_cluster=None,
-    scheduler="static_persistent",
-)
 
 OPEN = """
 import sys, time
@@ -80,37 +71,17 @@ def made_up_content(kernels: int, source: random.Random) -> BundleContent:
     built: dict[Signature, list[BuiltKernel]] = {signature: [] for signature in SIGNATURES}
     for number in range(kernels):
         signature = SIGNATURES[number % len(SIGNATURES)]
-        kernel = BuiltKernel(
-            payload=source.randbytes(256),
-            signature=signature,
-            provider="cutlass_operators",
-            operator=f"cutlass.PersistentDenseGemmKernel_sm90_ttt_{number}",
-            design=DESIGN,
-            alignment_bytes=16,
-            workspace_bytes=0,
-            calling_convention="tvm_ffi:gemm(a,b,out,stream)",
-        )
-        built[signature].append(kernel)
-    estimate = RankingSource(kind="estimate", by="model 1.0", gpu="NVIDIA H200")
+        built[signature].append(made_kernel(signature, str(number), source))
     ids = {s: [sha256_hex(kernel.payload) for kernel in built[s]] for s in SIGNATURES}
     declared: dict[Problem, ProblemRanking] = {}
     while len(declared) < kernels:
         signature = SIGNATURES[len(declared) % len(SIGNATURES)]
         problem = some_problem(source, signature)
-        chosen = source.sample(ids[signature], min(RANKED, len(ids[signature])))
-        declared[problem] = ProblemRanking(
-            problem=problem,
-            source=estimate,
-            kernels=tuple((id_, 1000 + place) for place, id_ in enumerate(chosen)),
-        )
-    return BundleContent(
-        target=Target(arch="sm_90a"),
-        device="H200",
-        generator="benchmarks.runtime.lookup",
-        build_key=sha256_hex(b"lookup"),
-        toolchain={"nvidia-cutlass-dsl": "4.8.1"},
-        kernels=tuple(kernel for of_signature in built.values() for kernel in of_signature),
-        rankings=tuple(declared.values()),
+        declared[problem] = made_ranking(problem, ids[signature], source)
+    return made_content(
+        "benchmarks.runtime.lookup",
+        [kernel for of_signature in built.values() for kernel in of_signature],
+        [*declared.values()],
     )
 
 

@@ -22,7 +22,8 @@ from nvgemm_runtime.errors import PackagingError, StorageError
 
 from ..verify.host.elf import MalformedElfError, open_elf, reading
 from .sbom import RUNTIME
-from .wheel import encode_archive, list_wheels
+from .wheel import encode_archive
+from .wheel_names import list_wheels
 
 RUNTIME_PACKAGE = "nvgemm_aot"
 """Prefix of runtime wheel names."""

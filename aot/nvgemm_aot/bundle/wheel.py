@@ -8,10 +8,9 @@ already, and DEFLATE's output depends on the machine's zlib.
 from __future__ import annotations
 
 import contextlib
-import re
 import stat
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
@@ -25,28 +24,14 @@ from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.installed.discover import (
-    BUNDLE_SUFFIX,
-    DISTRIBUTION_PREFIX,
-    ENTRY_POINT_GROUP,
-)
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
 from nvgemm_runtime.installed.signatures import SIGNATURE_SUFFIX, bundle_subject
 
 from ..storage.files import space_hint
 from .packed_signatures import packed_signatures
 from .sbom import RUNTIME, BundledFile, render_sbom
 from .wheel_description import cuda_versions, fill_template, read_template, render_description
-
-PLATFORM_TAGS = {
-    "linux_x86_64": "manylinux_2_28_x86_64",
-    "linux_aarch64": "manylinux_2_28_aarch64",
-}
-"""Platform tag of a wheel, by the target's host platform.
-
-A kernel links only against libtvm_ffi.so and libcute_dsl_runtime.so, without undefined symbols, so
-it runs wherever these two do. The narrowest tag among their wheels is that of
-nvidia-cutlass-dsl-libs-cu13 and -cu12; a kernel wheel has the same.
-"""
+from .wheel_names import WheelIdentity, platform_tag
 
 LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
 """Licence of every kernel wheel. Kernels are compiled from nvidia-cutlass-operators (BSD-3-Clause),
@@ -61,25 +46,6 @@ MAX_SUMMARY_CHARACTERS = 512
 _ENTRY_TIME = (1980, 1, 1, 0, 0, 0)  # The earliest time in the zip format.
 _ENTRY_MODE = stat.S_IFREG | 0o644
 _UNIX = 3  # zip's "version made by" host system, which says how to read the mode.
-
-
-_MAX_NAME_CHARACTERS = 180
-"""Most characters in a wheel's name and version. File systems allow 255 bytes per file name, which
-also contains the tag, and a suffix while the file is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WheelIdentity:
-    """Normalised names for a wheel and its package, and the version."""
-
-    distribution: str
-    package: str
-    version: str
-
-    @property
-    def dist_info(self) -> str:
-        """Name of the wheel's metadata folder."""
-        return f"{self.package}-{self.version}.dist-info"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +128,7 @@ def encode_wheel(
     """
     headers = [packed.header for packed in contents.values()]
     tag = platform_tag(headers)
-    filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
+    filename = identity.filename(tag)
     line = _summary_line(summary, parts.headers if parts else headers, parts)
     files = _wheel_files(identity, contents, tag, line, parts)
     beside = {f"{identity.package}/{inner}": text for inner, text in (confirmed or {}).items()}
@@ -172,104 +138,6 @@ def encode_wheel(
         if packed.signatures is not None
     }
     return filename, encode_archive(filename, {**beside, **files})
-
-
-def identify(name: str, version: str) -> WheelIdentity:
-    """Normalises a wheel's name and version.
-
-    Raises:
-        PackagingError: If no wheel can have them, with the allowed form.
-    """
-    from packaging.utils import InvalidName, canonicalize_name
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        distribution = DISTRIBUTION_PREFIX + canonicalize_name(name, validate=True)
-    except InvalidName as error:
-        raise PackagingError(
-            f"wheel name {name!r} is not valid: letters, digits, '-', '_' and '.' are allowed, "
-            "with a letter or digit at both ends"
-        ) from error
-    try:
-        normalized = str(Version(version))
-    except InvalidVersion as error:
-        raise PackagingError(
-            f"wheel version {version!r} is not a Python package version, e.g. 1.0 or 2026.1.post1"
-        ) from error
-    if (length := len(distribution) + len(normalized)) > _MAX_NAME_CHARACTERS:
-        raise PackagingError(
-            f"wheel {distribution[:40]}… version {normalized[:20]}: name and version have {length} "
-            f"characters, at most {_MAX_NAME_CHARACTERS} fit a file's name; shorten them"
-        )
-    return WheelIdentity(
-        distribution=distribution, package=distribution.replace("-", "_"), version=normalized
-    )
-
-
-def refuse_other_versions(directory: Path, identity: WheelIdentity) -> None:
-    """Refuses a directory with another version of a kernel wheel or of one of its parts.
-
-    A pattern such as ``nvgemm_kernels_mine-*.whl`` would match both, and pip would then install
-    neither.
-
-    Raises:
-        PackagingError: If the directory has such a wheel, with its name.
-        StorageError: If the directory cannot be listed.
-    """
-    for name in _wheels_and_parts(directory, identity):
-        if name.split("-")[1] != identity.version:
-            raise PackagingError(
-                f"{directory / name} is another version than {identity.version}, which this "
-                "command writes, and pip cannot install both: remove it, or choose another "
-                "directory with --out"
-            )
-
-
-def refuse_other_parts(
-    directory: Path, identity: WheelIdentity, filenames: Collection[str]
-) -> None:
-    """Refuses a directory with a part that wheels for the same platform do not belong to.
-
-    Args:
-        directory: The wheels' directory.
-        identity: Names and version of the first wheel.
-        filenames: All wheels to be written.
-
-    Raises:
-        PackagingError: If the directory has such a part, with its name.
-        StorageError: If the directory cannot be listed.
-    """
-    tags = {name.rpartition("-")[2] for name in filenames}
-    for name in _wheels_and_parts(directory, identity):
-        if name not in filenames and name.rpartition("-")[2] in tags:
-            raise PackagingError(
-                f"{directory / name} is a part of other wheels than those that this command "
-                "writes: remove it, or choose another directory with --out"
-            )
-
-
-def _wheels_and_parts(directory: Path, identity: WheelIdentity) -> list[str]:
-    """Returns the file names of a kernel wheel and its parts in a directory, sorted."""
-    parts = [
-        name
-        for name in list_wheels(directory, f"{identity.package}_part[0-9]*")
-        if re.fullmatch(rf"{identity.package}_part\d+", name.split("-")[0])
-    ]
-    return [*list_wheels(directory, identity.package), *parts]
-
-
-def list_wheels(directory: Path, package: str) -> list[str]:
-    """Returns the sorted file names of a package's wheels; none if the directory does not exist.
-
-    The package may be a pattern.
-
-    Raises:
-        StorageError: If the directory cannot be listed.
-    """
-    try:
-        return sorted(path.name for path in directory.glob(f"{package}-*.whl"))
-    except OSError as error:
-        raise StorageError(f"{directory}: cannot be listed: {error.strerror}") from error
 
 
 def read_bundles(bundles: Sequence[Path]) -> list[PackedBundle]:
@@ -318,26 +186,6 @@ def _bundle_order(packed: PackedBundle) -> tuple[str, list[Problem], str]:
         [ranking.problem for ranking in header.rankings[:1]],
         header.build_key,
     )
-
-
-def platform_tag(headers: Sequence[Header]) -> str:
-    """Returns a wheel's platform tag.
-
-    Raises:
-        PackagingError: If the bundles' platforms differ or have no tag.
-    """
-    platforms = sorted({header.target.platform for header in headers})
-    if len(platforms) > 1:
-        raise PackagingError(
-            f"the bundles are for different platforms ({', '.join(platforms)}): "
-            "pack each platform into its own wheel"
-        )
-    if platforms[0] not in PLATFORM_TAGS:
-        raise PackagingError(
-            f"there is no wheel tag for platform {platforms[0]!r} "
-            f"(known: {', '.join(sorted(PLATFORM_TAGS))})"
-        )
-    return PLATFORM_TAGS[platforms[0]]
 
 
 def _summary_line(summary: str | None, headers: Sequence[Header], parts: Parts | None) -> str:

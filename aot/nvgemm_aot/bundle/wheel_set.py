@@ -15,15 +15,8 @@ from .confirmed_contents import ConfirmedContent, confirmed_contents
 from .packed_signatures import part_signatures
 from .parts.copied_frames import open_whole
 from .parts.split_bundle import Part, split_below
-from .wheel import (
-    PackedBundle,
-    Parts,
-    WheelIdentity,
-    encode_wheel,
-    identify,
-    platform_tag,
-    read_bundles,
-)
+from .wheel import PackedBundle, Parts, encode_wheel, read_bundles
+from .wheel_names import WheelIdentity, identify, platform_tag
 
 MAX_WHEEL_BYTES = 95 << 20
 """Largest wheel, in bytes. The public index takes files up to 100 MB unless a project asks for

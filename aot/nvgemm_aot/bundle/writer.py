@@ -26,7 +26,8 @@ from nvgemm_runtime.bundle.format import (
     sha256_hex,
 )
 from nvgemm_runtime.bundle.paging.encode_pages import encode_paged
-from nvgemm_runtime.bundle.paging.paged_header import PagedHeader, decode_root
+from nvgemm_runtime.bundle.paging.paged_header import PagedHeader
+from nvgemm_runtime.bundle.paging.root import decode_root
 from nvgemm_runtime.bundle.paging.whole_header import read_whole
 from nvgemm_runtime.bundle.ranking_entries import CompileFailure, Ranked, Ranking, RankingSource
 from nvgemm_runtime.errors import BundleFormatError, count_text

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.installed.regular_files import open_without_waiting
 
 _PARTIAL_SUFFIX = ".partial"
 """Suffix for files while they are written."""
@@ -230,7 +231,7 @@ def open_regular(path: Path) -> BinaryIO:
         IrregularFileError: If it is a pipe, a socket or a device.
         OSError: If it cannot be opened, or is a directory.
     """
-    kind, file = _open_without_waiting(path)
+    kind, file = _open_named(path)
     if kind is not None:
         file.close()
         raise _irregular_error(path, kind)
@@ -245,7 +246,7 @@ def read_start(path: Path, most_bytes: int) -> bytes:
             writer is silent for `LONGEST_SILENCE_S`.
         OSError: If it cannot be read, or is a directory.
     """
-    kind, file = _open_without_waiting(path)
+    kind, file = _open_named(path)
     with file:
         if kind is None:
             return file.read(most_bytes)
@@ -277,14 +278,13 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
+def _open_named(path: Path) -> tuple[str | None, BinaryIO]:
     """Opens a path without waiting, and names its kind if it is no regular file."""
     kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     if kind is not None and kind != _PIPE:
         raise _irregular_error(path, kind)  # opening a device can have effects
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    file = os.fdopen(descriptor, "rb")  # refuses a directory
-    return _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode)), file
+    file = open_without_waiting(path)
+    return _KINDS.get(stat.S_IFMT(os.fstat(file.fileno()).st_mode)), file
 
 
 def _irregular_error(path: Path, kind: str) -> IrregularFileError:

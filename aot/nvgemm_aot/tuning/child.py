@@ -19,13 +19,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from .measuring.gpu import Bench
-from .part_measuring import Measured, Part, measure_part
 from .session import Progress, Running
-from .tune_bundles import Tuned, TuningOptions, tune
+from .tune_bundles import TuningOptions
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "
@@ -71,6 +69,7 @@ class Reports:
     running: Running
 
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -90,45 +89,24 @@ class ChildTask(Protocol[R_co]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneTask:
-    """Tuning as a task; see `tune_bundles.tune`."""
+class MeasuringTask(Generic[R]):
+    """`tune_bundles.tune` or `part_measuring.measure_part` as a task.
 
-    paths: tuple[Path, ...]
-    output: Path
+    Attributes:
+        measure: The function with its first arguments, up to the bench.
+        options: Problems and kernels to measure, and the budget.
+        bench: As for `ChildTask`.
+        log_level: As for `ChildTask`.
+    """
+
+    measure: Callable[..., R]
     options: TuningOptions
     bench: str
     log_level: int
 
-    def perform(self, bench: Bench, reports: Reports) -> Tuned:
-        """Tunes bundles."""
-        return tune(
-            self.paths,
-            self.output,
-            bench,
-            self.options,
-            progress=reports.progress,
-            again=reports.again,
-            running=reports.running,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartTask:
-    """One GPU's part of a tuning as a task; see `part_measuring.measure_part`."""
-
-    paths: tuple[Path, ...]
-    output: Path
-    part: Part
-    options: TuningOptions
-    bench: str
-    log_level: int
-
-    def perform(self, bench: Bench, reports: Reports) -> Measured:
-        """Measures the part."""
-        return measure_part(
-            self.paths,
-            self.output,
-            self.part,
+    def perform(self, bench: Bench, reports: Reports) -> R:
+        """Measures."""
+        return self.measure(
             bench,
             self.options,
             progress=reports.progress,

@@ -9,6 +9,7 @@ process without it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -25,16 +26,17 @@ from typing import Any, Generic, TypeVar
 from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ..rankings.agreement import TRITON, contender_name
-from .child import BOOTSTRAP, ChildTask, Message, PartTask, TuneTask
-from .part_measuring import Measured, Part
+from .child import BOOTSTRAP, ChildTask, MeasuringTask, Message
+from .part_measuring import Measured
 from .session import Progress, UnusableGpuError
 from .state.journal import reserved, state_path
 from .state.tuning_state import add_death, add_hang
-from .tune_bundles import Tuned, TuningOptions
+from .tune_bundles import Tuned, TuningOptions, tune
 
 _log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+T = TypeVar("T", Tuned, Measured)
 
 GPU_BENCH = "nvgemm_aot.tuning.measuring.gpu:gpu_bench"
 """Function that creates the bench for torch's current CUDA device."""
@@ -102,20 +104,22 @@ def tune_watched(
             silent for too long while no contender runs.
         NvgemmError: As `tune_bundles.tune`.
     """
+    return measure_watched(
+        functools.partial(tune, paths, output),
+        output,
+        options,
+        bench=bench,
+        hang_s=hang_s,
+        progress=progress,
+        again=again,
+        clock=clock,
+        gpu=gpu,
+    )
 
-    def task(options: TuningOptions) -> TuneTask:
-        return TuneTask(
-            paths=tuple(paths), output=output, options=options, bench=bench, log_level=_log_level()
-        )
 
-    how = _Watching(hang_s=hang_s, progress=progress, again=again, clock=clock, gpu=gpu)
-    return _watch_processes(task, output, options, how)
-
-
-def measure_part_watched(
-    paths: Sequence[Path],
+def measure_watched(
+    measure: Callable[..., T],
     output: Path,
-    part: Part,
     options: TuningOptions,
     *,
     bench: str = GPU_BENCH,
@@ -125,61 +129,21 @@ def measure_part_watched(
     clock: Callable[[], float] = time.monotonic,
     gpu: str | None = None,
     stop: threading.Event | None = None,
-) -> Measured:
-    """Measures like `part_measuring.measure_part`, and survives kernels as `tune_watched` does.
+) -> T:
+    """Measures as `tune_watched` does, until nothing is left to repeat.
 
-    ``output`` is the tuning's, and ``stop``, once it is set, interrupts the measuring process.
-    Other arguments are as for `tune_watched`.
+    ``measure`` is `tune_bundles.tune` or `part_measuring.measure_part` with its arguments before
+    the bench, and ``output`` has the state that it keeps. Once ``stop`` is set, it interrupts the
+    measuring process. Other arguments are as for `tune_watched`.
 
     Raises:
         NvgemmError: As `tune_watched`.
         KeyboardInterrupt: If ``stop`` is set.
     """
-
-    def task(options: TuningOptions) -> PartTask:
-        return PartTask(
-            paths=tuple(paths),
-            output=output,
-            part=part,
-            options=options,
-            bench=bench,
-            log_level=_log_level(),
-        )
-
-    how = _Watching(hang_s=hang_s, progress=progress, again=again, clock=clock, gpu=gpu, stop=stop)
-    return _watch_processes(task, part.output, options, how)
-
-
-def _log_level() -> int:
-    return logging.getLogger().getEffectiveLevel()
-
-
-T = TypeVar("T", Tuned, Measured)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Watching:
-    """Arguments that `tune_watched` and `measure_part_watched` share."""
-
-    hang_s: float
-    progress: Progress | None
-    again: Progress | None
-    clock: Callable[[], float]
-    gpu: str | None
-    stop: threading.Event | None = None
-
-
-def _watch_processes(
-    task: Callable[[TuningOptions], ChildTask[T]],
-    output: Path,
-    options: TuningOptions,
-    how: _Watching,
-) -> T:
-    """Runs a task, which saves in ``output``'s state, until nothing is left to repeat."""
-    begin = how.clock()
+    begin = clock()
     merged_progress = {
-        Message.PROGRESS: _MergedProgress(report=how.progress),
-        Message.AGAIN: _MergedProgress(report=how.again),
+        Message.PROGRESS: _MergedProgress(report=progress),
+        Message.AGAIN: _MergedProgress(report=again),
     }
     ends: list[str] = []
     further = measured_now = 0
@@ -187,12 +151,18 @@ def _watch_processes(
         remaining_options = options
         if options.budget_s is not None:
             remaining_options = replace(
-                options, budget_s=max(0.0, options.budget_s - (how.clock() - begin))
+                options, budget_s=max(0.0, options.budget_s - (clock() - begin))
             )
-        with contextlib.closing(WatchedProcess(task(remaining_options), gpu=how.gpu)) as process:
-            end = process.watch(how.hang_s, merged_progress, how.stop)
+        task = MeasuringTask(
+            measure=measure,
+            options=remaining_options,
+            bench=bench,
+            log_level=logging.getLogger().getEffectiveLevel(),
+        )
+        with contextlib.closing(WatchedProcess(task, gpu=gpu)) as process:
+            end = process.watch(hang_s, merged_progress, stop)
         if not isinstance(end, ProcessEnd):
-            is_over = remaining_options.budget_s is not None and how.clock() - begin >= (
+            is_over = remaining_options.budget_s is not None and clock() - begin >= (
                 options.budget_s or 0
             )
             measured_now += end.measured_now

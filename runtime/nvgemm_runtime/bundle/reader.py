@@ -27,7 +27,8 @@ from .format import (
     UnknownKernel,
     sha256_hex,
 )
-from .paging.paged_header import PagedHeader, Root, decode_root
+from .paging.paged_header import PagedHeader
+from .paging.root import Root, decode_root
 from .paging.whole_header import read_whole
 
 _CHUNK_BYTES = 1 << 20

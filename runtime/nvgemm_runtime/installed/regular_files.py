@@ -5,9 +5,19 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import StorageError
 from ..settings import printable_path
+
+
+def open_without_waiting(path: Path) -> BinaryIO:
+    """Opens a file, also one that is no regular file; reads from a pipe do not wait either.
+
+    Raises:
+        OSError: If it cannot be opened, or is a directory.
+    """
+    return open(path, "rb", opener=_open_descriptor)
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
@@ -21,15 +31,15 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         OSError: If it cannot be read.
         StorageError: If it is a directory, a pipe, a socket or a device.
     """
-    # Non-blocking, because opening a named pipe would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise StorageError(f"{printable_path(path)}: not a regular file")
-        parts = []
-        while most_bytes and (part := os.read(descriptor, most_bytes)):
-            parts.append(part)
-            most_bytes -= len(part)
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)
+        with open_without_waiting(path) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read(most_bytes)
+    except IsADirectoryError:
+        pass
+    raise StorageError(f"{printable_path(path)}: not a regular file")
+
+
+def _open_descriptor(path: str, flags: int) -> int:
+    # Non-blocking, because opening a named pipe would wait for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nvgemm_aot.bundle import repack_runtime
-from nvgemm_aot.bundle.wheel import identify, refuse_other_versions
+from nvgemm_aot.bundle.wheel_names import identify, refuse_other_versions
 from nvgemm_aot.cli.build.packing import Runtime, wheel_lines, write_wheels
 from nvgemm_aot.cli.main import main
 from nvgemm_runtime.errors import PackagingError

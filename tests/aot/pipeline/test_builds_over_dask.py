@@ -18,6 +18,7 @@ import pytest
 from dask_fleet import SUPPORT, Fleet, fleet, name_certificates
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.executor import dask_workers, scheduler_connection
+from nvgemm_aot.pipeline.executor import fleet as executor_fleet
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
 from nvgemm_aot.pipeline.pipeline import BuildResult, build
 from nvgemm_aot.storage.build_cache import Cache
@@ -252,7 +253,7 @@ def test_a_lost_scheduler_ends_the_build(
     shared: Path,
     how: signal.Signals,
 ) -> None:
-    monkeypatch.setattr(dask_workers, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(executor_fleet, "ANSWER_SECONDS", 2.0)
     name_operators(monkeypatch, *(f"op{n}" for n in range(8)), "hangs")
     machines.worker("only", threads=2)
     declared = manifest(tmp_path)

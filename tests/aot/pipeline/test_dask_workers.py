@@ -16,9 +16,10 @@ import pytest
 from cpu_provider import _InThisProcess
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.pipeline.compiler import Task
-from nvgemm_aot.pipeline.executor import dask_workers, fleet_worker
-from nvgemm_aot.pipeline.executor.batches import Answer, Batch, Member, read_answer
+from nvgemm_aot.pipeline.executor import dask_workers, fleet, fleet_worker
+from nvgemm_aot.pipeline.executor.batches import Answer, Batch, read_answer
 from nvgemm_aot.pipeline.executor.dask_workers import DaskWorkers
+from nvgemm_aot.pipeline.executor.fleet import Member
 from nvgemm_aot.pipeline.executor.scheduler_connection import connect, workers_of
 from nvgemm_aot.pipeline.pipeline import BuildResult, build
 from nvgemm_aot.storage.build_cache import Cache
@@ -239,7 +240,7 @@ def test_another_worker_compiles_what_a_silent_one_has(
 
     monkeypatch.setattr(fleet_worker, "_compile", hang)
     monkeypatch.setattr(dask_workers, "compile_limit_seconds", lambda: 3600 if is_paused else 0.1)
-    monkeypatch.setattr(dask_workers, "_REFRESH_SECONDS", 0.05)
+    monkeypatch.setattr(fleet, "_REFRESH_SECONDS", 0.05)
     with distributed.LocalCluster(
         n_workers=0,
         processes=False,

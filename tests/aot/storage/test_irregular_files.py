@@ -117,7 +117,9 @@ def test_sockets_and_devices_are_refused_by_name(listening: Path) -> None:
 
 
 def test_a_directory_and_what_is_missing_stay_what_they_are(tmp_path: Path) -> None:
+    before = {*Path("/proc/self/fd").iterdir()}
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
+    assert {*Path("/proc/self/fd").iterdir()} == before
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "nothing")

@@ -116,7 +116,7 @@ def test_workers_that_fail_or_do_not_answer_get_no_work(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("nvgemm_aot.tuning.spread.tune_over_dask.IDLE_FACTOR", 0.5)
+    monkeypatch.setattr("nvgemm_aot.tuning.spread.gpu_workers.IDLE_FACTOR", 0.5)
     with cluster("012") as on:
         addresses = {number: nanny.worker_address for number, nanny in on.workers.items()}
         with distributed_client(on) as client:

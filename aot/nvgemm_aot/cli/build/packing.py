@@ -48,7 +48,7 @@ def prepare_wheels(out: Path, *, name: str, version: str) -> Runtime:
         packing_refusal,
         refuse_other_runtimes,
     )
-    from ...bundle.wheel import identify, refuse_other_versions
+    from ...bundle.wheel_names import identify, refuse_other_versions
 
     refuse_other_versions(out, identify(name, version))
     problem = packing_refusal()
@@ -85,7 +85,7 @@ def write_wheels(
         key: Key that signs the parts of signed bundles that one wheel cannot hold.
     """
     from ...bundle.repack_runtime import runtime_platform
-    from ...bundle.wheel import identify, refuse_other_parts
+    from ...bundle.wheel_names import identify, refuse_other_parts
     from ...bundle.wheel_set import encode_wheels
     from ...storage.files import write_all
 

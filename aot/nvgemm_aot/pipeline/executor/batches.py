@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,28 +37,6 @@ class Batch:
     def tasks(self) -> list[Task]:
         """The tasks of all groups, in order."""
         return [task for group in self.groups for task in group.tasks]
-
-
-@dataclass(kw_only=True, eq=False)
-class Member:
-    """A worker process. It is usable once it was checked, unless there is a reason against it.
-
-    ``heard_seconds`` is the time of its last answer, or of a batch that it got when it had none.
-    """
-
-    address: str
-    threads: int
-    is_running: bool
-    is_checked: bool = False
-    reason: str | None = None
-    check: Any = None
-    batches: set[Batch] = field(default_factory=set)
-    heard_seconds: float = 0.0
-
-    @property
-    def is_usable(self) -> bool:
-        """True if it can get kernels now."""
-        return self.is_checked and self.reason is None and self.is_running
 
 
 class _Checked(BaseModel):

@@ -8,6 +8,7 @@ several parts, and measurements are joined as rankings of several machines are.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from nvgemm_runtime.errors import NvgemmError, TuningError
 from ...pipeline.shard import Shard
 from ...rankings.entries import Operator
 from ..outcome import TuningOutcome
-from ..part_measuring import Measured, Part
+from ..part_measuring import Measured, Part, measure_part
 from ..repeating import needs_repeat
 from ..session import Progress
 from ..state.facts import facts_by_gpu
@@ -33,7 +34,7 @@ from ..state.gathering import gather, part_path
 from ..state.joining import join_gpus
 from ..state.journal import Journal, state_path
 from ..tune_bundles import Tuned, TuningOptions
-from ..watchdog import GPU_BENCH, HANG_S, VISIBLE_GPUS, measure_part_watched, tune_watched
+from ..watchdog import GPU_BENCH, HANG_S, VISIBLE_GPUS, measure_watched, tune_watched
 from .gpu_identities import identify, refuse_unlike
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -96,10 +97,9 @@ def tune_on(
         sums = [SummedProgress(report=report, parts=len(gpus)) for report in (progress, again)]
 
         def measure_one(index: int, stop: threading.Event) -> Measured:
-            return measure_part_watched(
-                paths,
-                output,
-                parts[index],
+            return measure_watched(
+                functools.partial(measure_part, paths, output, parts[index]),
+                parts[index].output,
                 options,
                 bench=bench,
                 hang_s=hang_s,

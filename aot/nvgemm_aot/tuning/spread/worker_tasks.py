@@ -7,6 +7,7 @@ the last second.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import tempfile
 import threading
@@ -18,10 +19,10 @@ from typing import Any
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.installed.signatures import signature_path
 
-from ..part_measuring import Measured, Part
+from ..part_measuring import Measured, Part, measure_part
 from ..state.journal import Journal, Line, state_path
 from ..tune_bundles import Tuned, TuningOptions
-from ..watchdog import measure_part_watched, tune_watched
+from ..watchdog import measure_watched, tune_watched
 from .gpu_identities import GpuIdentity, identify
 
 LOOK_S = 0.5
@@ -75,7 +76,7 @@ def measure_on_worker(
         Its result and its journal's lines; None if the client no longer wants them.
 
     Raises:
-        NvgemmError: As `watchdog.measure_part_watched`.
+        NvgemmError: As `watchdog.measure_watched`.
     """
     stop = threading.Event()
     with _unpacked(tuning, bundles) as (paths, output):
@@ -84,10 +85,9 @@ def measure_on_worker(
         watching = threading.Thread(target=reports.watch, args=(stop,))
         watching.start()
         try:
-            measured = measure_part_watched(
-                paths,
-                output,
-                here,
+            measured = measure_watched(
+                functools.partial(measure_part, paths, output, here),
+                here.output,
                 tuning.options,
                 bench=tuning.bench,
                 hang_s=tuning.hang_s,

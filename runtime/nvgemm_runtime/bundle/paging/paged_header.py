@@ -1,4 +1,4 @@
-"""Header in pages: reads, checks and decodes only the entries that a look-up needs."""
+"""Look-ups in a header in pages, which read and check only the entries that they need."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import zstandard
 
 from ...gemm.problem import Problem, Signature
-from ..decode import FACTS, HeaderDecoder
-from ..format import (
-    PAGED_VERSION,
-    Header,
-    Kernel,
-    Span,
-    UnknownKernel,
-)
+from ..format import Header, Kernel, UnknownKernel
 from ..header_rules import Parts, check_entries
 from ..ranking_entries import Ranking, UnknownEntry, UnservedReason
 from ..unknown_parts import separate_unknown_entries
+from .root import Root, require_in_file
 from .tables import (
     FAILURES,
     KERNELS,
@@ -32,20 +26,14 @@ from .tables import (
     SignatureRows,
     Sizes,
     Table,
-    Tables,
-    TablesDecoder,
     pages_of,
     row_sizes,
 )
-
-T = TypeVar("T")
 
 Read = Callable[[int, int], bytes]
 """Reads bytes from a file, at an offset."""
 
 _ROW_MEMBERS = 7
-
-_ROOT = FACTS | {"imports", "pages", "signatures"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,64 +51,6 @@ class Row:
     sizes: Sizes
     rankings: range
     unserved: range
-
-
-@dataclass(frozen=True, kw_only=True)
-class Root:
-    """Checked root.
-
-    Attributes:
-        facts: Header without entries.
-        parts: The root's dictionary and sources; its lists of entries are empty.
-        tables: Pages.
-        decoder: Decoder for entries.
-        file_bytes: File length.
-    """
-
-    facts: Header
-    parts: Parts
-    tables: Tables
-    decoder: HeaderDecoder
-    file_bytes: int
-
-    @property
-    def body_offset(self) -> int:
-        """First byte behind the pages."""
-        return self.tables.tables[ROWS].offsets[-1]
-
-
-def decode_root(data: bytes, *, where: str, root_end: int, file_bytes: int) -> Root:
-    """Reads a root and checks every rule that needs no page.
-
-    Args:
-        data: Root, whose digest was already checked.
-        where: File name, for messages.
-        root_end: First byte behind it.
-        file_bytes: File length.
-
-    Raises:
-        BundleFormatError: Naming the broken rule, the observed value and the allowed one.
-    """
-    decoder = HeaderDecoder(where, PAGED_VERSION)
-    top = decoder.document(data)
-    decoder.fields(top, "header", _ROOT)
-    tables = TablesDecoder(where).tables(top, root_end)
-    body_offset = tables.tables[ROWS].offsets[-1]
-    if body_offset > file_bytes:
-        decoder.fail("spans-tile", f"pages end at byte {body_offset}, the file at {file_bytes}")
-    decoder = HeaderDecoder(where, PAGED_VERSION, spans_from=body_offset)
-    lists: dict[str, Any] = {"kernels": [], "rankings": [], "unserved": [], "failures": []}
-    parts = decoder.parts({**top, **lists})
-    if parts.dictionary is not None:
-        _require_in_file(decoder, "dictionary", parts.dictionary.span, file_bytes)
-    facts = separate_unknown_entries(decoder.facts(top, parts), parts)
-    return Root(
-        facts=replace(facts, ranked_products=tables.products),
-        parts=parts,
-        tables=tables,
-        decoder=decoder,
-        file_bytes=file_bytes,
-    )
 
 
 class PagedHeader:
@@ -403,7 +333,7 @@ class PagedHeader:
         missing = [position for position in positions if position not in self._kernels]
         for position, value in self._entries(KERNELS, missing):
             kernel = self._decoder.kernel(value, f"kernels[{position}]")
-            _require_in_file(
+            require_in_file(
                 self._decoder, f"kernels[{position}]", kernel.span, self._root.file_bytes
             )
             self._kernels[position] = kernel
@@ -450,11 +380,6 @@ class PagedHeader:
                 f"{name} has {len(lines)} entries, must have {table.count_in(page)}",
             )
         return lines
-
-
-def _require_in_file(decoder: HeaderDecoder, name: str, span: Span, file_bytes: int) -> None:
-    if span.end > file_bytes:
-        decoder.fail("spans-tile", f"{name} ends at byte {span.end}, the file at {file_bytes}")
 
 
 def _sizes(value: Sequence[int]) -> Sizes:

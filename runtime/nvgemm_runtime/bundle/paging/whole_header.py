@@ -12,7 +12,8 @@ from ..header_rules import Parts, check_header
 from ..ranking_entries import Ranking
 from ..unknown_parts import separate_unknown_entries
 from .grouped_header import takes_gaps
-from .paged_header import PagedHeader, Root, Row
+from .paged_header import PagedHeader, Row
+from .root import Root
 from .tables import FAILURES, KERNELS, RANKINGS, UNSERVED, row_sizes
 
 
