@@ -228,9 +228,24 @@ def record(tmp_path: Path) -> Iterator[Record]:
     record.close_here()
 
 
+@pytest.fixture(scope="session")
+def inductor_libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """C++ that Inductor compiled in one test is not compiled in another."""
+    from inductor_libraries import share_libraries  # which imports Inductor
+
+    directory = _shared_directory(tmp_path_factory) / f"inductor-{torch.__version__}"
+    directory.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        share_libraries(patch, directory)
+        yield
+
+
 @pytest.fixture
 def inductor(
-    recording_bundle: BuiltBundle, record: Record, monkeypatch: pytest.MonkeyPatch
+    recording_bundle: BuiltBundle,
+    record: Record,
+    inductor_libraries: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[InductorSession]:
     """``torch.compile`` with caches of its own, over ATen and the recording bundle alone."""
     session = InductorSession(record, monkeypatch)

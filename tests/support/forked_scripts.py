@@ -15,8 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _SERVER = """
-import json, os, sys
+import gc, json, os, sys
+gc.disable()
 exec(sys.argv[1])
+gc.freeze()
+gc.enable()
 for line in sys.stdin:
     asked = json.loads(line)
     if child := os.fork():

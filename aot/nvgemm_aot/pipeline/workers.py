@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import select
@@ -353,10 +354,13 @@ def serve(connection: int, stderr: int) -> None:
     try:
         work, prepare = pipe.recv()
         prepared: BaseException | None = None
+        gc.disable()  # importing a compiler makes a million objects, of which none is garbage
         try:
             prepare()
         except _RAISED as error:
             prepared = error
+        gc.freeze()
+        gc.enable()
         _require_open(connection, pipe_status)
         _show_errors(stderr)
         pipe.send(Ready())

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import enum
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -123,6 +124,7 @@ def main(descriptor: int, parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Torch warns of this at its import; nothing here uses NumPy.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    gc.disable()  # importing torch makes a million objects, of which none is garbage
     connection = Connection(descriptor)
     work: ChildTask[object] = connection.recv()
     send = functools.partial(_send, connection)
@@ -134,7 +136,10 @@ def main(descriptor: int, parent: int) -> None:
             again=functools.partial(send, Message.AGAIN),
             running=reporter.running,
         )
-        result = work.perform(_load_function(work.bench)(), reports)
+        bench = _load_function(work.bench)()
+        gc.freeze()
+        gc.enable()
+        result = work.perform(bench, reports)
     except BaseException as error:
         send(Message.FAILED, _sendable(error), traceback.format_exc())
     else:

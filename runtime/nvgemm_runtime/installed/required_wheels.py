@@ -11,6 +11,7 @@ from importlib.metadata import distributions
 
 from .discover import DISTRIBUTION_PREFIX, canonical_name
 
+_NAME = re.compile(r"^name:\s*nvgemm[-_.]+kernels[-_.]", re.IGNORECASE | re.MULTILINE)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*([^\s;,]+)")
 
 
@@ -20,6 +21,8 @@ def missing_wheels() -> tuple[str, ...]:
     required: list[tuple[str, str, str]] = []
     for distribution in distributions():
         with contextlib.suppress(Exception):  # third-party metadata can be wrong in any way
+            if not _NAME.search(distribution.read_text("METADATA") or ""):
+                continue  # parsing the metadata of a whole environment takes half a second
             name, version = distribution.metadata["Name"], distribution.metadata["Version"]
             key = canonical_name(name or "")
             if not key.startswith(DISTRIBUTION_PREFIX) or key in versions:

@@ -352,6 +352,7 @@ def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> Non
 
 
 _MODEL = """
+import gc; gc.disable()  # as in `fresh_processes`
 import time, torch
 from torch._inductor.select_algorithm import extern_kernels
 
@@ -368,6 +369,7 @@ results = torch.compile(model, mode="max-autotune")(*arguments)
 for result, expected in zip(results, model(*arguments)):
     torch.testing.assert_close(result, expected, atol=0.1, rtol=0.01)
 print("the model's own words")
+gc.freeze()
 raise SystemExit(5)
 """
 """ATen loses by 20 ms; the kernel for fp16 takes 100."""

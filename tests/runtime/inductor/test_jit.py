@@ -37,7 +37,8 @@ from nvgemm_runtime.matching.device import DeviceFacts
 from repository import SUPPORT
 
 _PROGRAM = """
-import json, sys, time
+import gc, json, sys, time
+gc.disable()  # as in `fresh_processes`
 import torch
 from torch._inductor.select_algorithm import extern_kernels
 
@@ -73,6 +74,7 @@ print(json.dumps({
         {name.split(".")[0] for name in sys.modules} & {"nvgemm_aot", "nvMatmulHeuristics"}
     ),
 }))
+gc.freeze()
 """
 """A user's program of two GEMMs, in which ATen loses; what it prints comes after."""
 

@@ -123,11 +123,10 @@ def assert_close(result: Tensor, *arguments: Tensor, function: Any = gated) -> N
     torch.testing.assert_close(result.float(), exact, rtol=2**-6, atol=2**-6)
 
 
-@pytest.mark.parametrize("m", [16, 32])
 def test_nothing_is_fused_unless_the_user_allows_it(
-    inductor: InductorSession, bundles: Bundles, m: int
+    inductor: InductorSession, bundles: Bundles
 ) -> None:
-    x, w = tensors(m)
+    x, w = tensors(16)
     inductor.use()
     stock = inductor.compile(gated, x, w)
     torch._dynamo.reset()
@@ -173,7 +172,7 @@ def test_where_fusing_was_measured_as_slower_the_code_is_stock(
 
 
 @pytest.mark.usefixtures("fusing")
-@pytest.mark.parametrize("first", [12, 100])
+@pytest.mark.parametrize("first", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_one_graph_fuses_at_some_sizes_and_not_at_others(
     inductor: InductorSession, bundles: Bundles, timed: list[str], first: int
 ) -> None:
@@ -268,7 +267,14 @@ def test_a_plain_kernel_computes_the_sizes_that_are_not_fused(
 
 @pytest.mark.usefixtures("fusing")
 @pytest.mark.parametrize(
-    "how", [{"torch": "2.1.0"}, {"doubts": ("a doubt",)}, {"confirmed_by": ()}]
+    "how",
+    [
+        {"torch": "2.1.0"},
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ({"doubts": ("a doubt",)}, {"confirmed_by": ()})
+        ),
+    ],
 )
 def test_measurements_that_do_not_count_fuse_nothing(
     inductor: InductorSession, bundles: Bundles, how: dict[str, Any]
@@ -298,7 +304,11 @@ def test_required_accepts_what_was_measured(inductor: InductorSession, bundles: 
 @pytest.mark.usefixtures("fusing")
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("emulate_precision_casts", True), ("nvgemm_aot_mode", "off"), ("cpp_wrapper", True)],
+    [
+        ("emulate_precision_casts", True),
+        ("nvgemm_aot_mode", "off"),
+        pytest.param("cpp_wrapper", True, marks=pytest.mark.slow),
+    ],
 )
 def test_other_settings_keep_the_roundings(
     inductor: InductorSession, bundles: Bundles, name: str, value: object
@@ -345,7 +355,12 @@ def normalized(x: Tensor, w: Tensor, *_: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("fusing")
 @pytest.mark.parametrize(
-    "function", [adapted, used_twice, another_activation, up_before_gate, normalized]
+    "function",
+    [
+        another_activation,
+        up_before_gate,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (adapted, used_twice, normalized)),
+    ],
 )
 def test_other_graphs_are_not_fused(
     inductor: InductorSession, bundles: Bundles, function: Callable[..., Any]

@@ -152,6 +152,7 @@ def test_a_mode_that_is_none_is_an_error_wherever_it_is_given(
 
 
 PROGRAM = """
+import gc; gc.disable()  # as in `fresh_processes`
 import sys, torch
 a, b = torch.randn(16, 64).double(), torch.randn(64, 32).double()
 run = torch.compile(lambda a, b: a @ b, options={"max_autotune_gemm": True, **OPTIONS})
@@ -167,6 +168,7 @@ try:
         print("here")
 except nvgemm_runtime.errors.SettingError as error:
     print("not here")
+gc.freeze()
 """
 
 

@@ -57,7 +57,7 @@ Install = Callable[..., Installed]
 
 
 @pytest.fixture(autouse=True)
-def no_graphs() -> Iterator[None]:
+def no_graphs(inductor_libraries: None) -> Iterator[None]:
     """Nothing compiled before, in memory or in torch's caches."""
     torch._dynamo.reset()
     with fresh_cache(), inductor_config.patch({"cpp.simdlen": 0}):

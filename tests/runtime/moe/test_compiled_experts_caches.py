@@ -23,7 +23,8 @@ KERNELS: dict[str, list[Epilogue | None]] = {
 }
 
 _PROGRAM = """
-import json, os, warnings
+import gc, json, os, warnings
+gc.disable()  # as in `fresh_processes`
 import torch
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.moe import experts
@@ -64,6 +65,7 @@ print(json.dumps({
     "joint_hits": counters["aot_autograd"]["autograd_cache_hit"],
     "error": max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted)),
 }))
+gc.freeze()
 """
 
 
