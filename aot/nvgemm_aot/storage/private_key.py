@@ -103,11 +103,14 @@ def read_key(path: Path, *, named_by: str = "--key") -> SigningKey:
 
 
 def _may_be_key(text: str) -> bool:
-    """Tells if a text that names no file may be a key: PEM, or base64 or hex of a key."""
+    """Tells if a text that names no file may be a key: PEM, or base64 or hex of a key.
+
+    As a path, a key in base64 has lost characters: each // is one slash.
+    """
     return (
         any(mark in text for mark in ("\n", "-----", "PRIVATE KEY"))
         or text.startswith(("LS0tLS", "MC4CAQAw"))  # base64 of PEM, and of the DER in it
-        or re.fullmatch(r"[A-Za-z0-9+/_-]{43}=|[0-9A-Fa-f]{64}", text) is not None  # 32 bytes
+        or re.fullmatch(r"[A-Za-z0-9+/_-]{32,43}=|[0-9A-Fa-f]{64}", text) is not None  # 32 bytes
     )
 
 

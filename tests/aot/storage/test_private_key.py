@@ -124,6 +124,14 @@ def test_names_the_file_that_is_no_key_without_its_content(tmp_path: Path, conte
     )
 
 
+def test_a_key_whose_slashes_a_path_joins_is_not_repeated() -> None:
+    text = "A//B" * 10 + "AAA="
+    assert len(base64.b64decode(text)) == 32
+    with pytest.raises(SignatureError, match="looks like a private key") as refused:
+        read_key(Path(text))
+    assert "A/B" not in str(refused.value)
+
+
 @pytest.mark.parametrize("form", ["pem", "one line", "escaped", "base64", "der", "seed", "hex"])
 @pytest.mark.parametrize("source", ["--key", "NVGEMM_AOT_SIGNING_KEY"])
 def test_a_key_in_place_of_its_path_is_not_repeated(
