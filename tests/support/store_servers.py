@@ -170,6 +170,8 @@ S3_WRITE_ERRORS = {
         "403 Forbidden", "<Error><Code>QuotaExceeded</Code><BucketName>kernels</BucketName></Error>"
     ),
     # MinIO, whose disk is full.
+    "BadDigest": s3_error("400 Bad Request", "<Error><Code>BadDigest</Code></Error>"),
+    "WebServerIsDown": s3_error("521 Down", "<Error><Code>WebServerIsDown</Code></Error>"),
     "XMinioStorageFull": s3_error(
         "507 Insufficient Storage", "<Error><Code>XMinioStorageFull</Code></Error>"
     ),

@@ -173,6 +173,8 @@ def test_an_error_that_is_malformed_is_an_error(
         ("XMinioStorageFull", False),
         ("SlowDown", True),
         ("RequestTimeout", True),
+        ("BadDigest", True),
+        ("WebServerIsDown", True),
     ],
 )
 def test_s3_that_takes_no_more_is_named_and_still_read(

@@ -31,8 +31,19 @@ _PERMANENT = (
 )
 """Names of botocore's errors that another attempt cannot mend."""
 
-_TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
-"""HTTP statuses of errors that another attempt may mend. 507 is a full disk."""
+_TRANSIENT_STATUSES = (408, 409, 425, 429)
+"""HTTP statuses below 500 of errors that another attempt may mend."""
+
+_PERMANENT_STATUSES = (501, 507)
+"""HTTP statuses from 500 on of errors that it cannot mend. 507 is a full disk."""
+
+_TRANSIENT_CODES = (
+    *("RequestTimeout", "RequestTimeoutException", "SlowDown", "RequestLimitExceeded"),
+    *("Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled"),
+    *("RequestThrottledException", "TooManyRequestsException", "BandwidthLimitExceeded"),
+    *("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"),  # bytes changed on the way
+)
+"""Codes of errors that another attempt may mend, whatever the status: often 400."""
 
 
 class S3Store:
@@ -141,7 +152,8 @@ class S3Store:
     def _failure(self, error: Exception) -> StoreError:
         if (answer := next(_error_answers(error), None)) is not None:
             message = self._secrets.hide(answer.message)  # radosgw sends none
-            text = f"{answer.code}: {message}" if message else answer.code
+            code = self._secrets.hide(answer.code) or f"status {answer.status}"
+            text = f"{code}: {message}" if message else code
             return StoreError(text, is_transient=answer.is_transient)
         chain = list(causes(error))
         if any(isinstance(one, (TimeoutError, asyncio.TimeoutError)) for one in chain):
@@ -163,10 +175,14 @@ def _bounded_class(base: Any) -> Any:
             answer = await super().send(request)
             if answer.status_code >= 300 or not has_object:
                 data = bytearray()
-                while len(data) <= _MOST_ANSWER_BYTES and (
-                    part := await answer.raw.content.read(_MOST_ANSWER_BYTES + 1 - len(data))
-                ):
-                    data += part
+                try:
+                    while len(data) <= _MOST_ANSWER_BYTES and (
+                        part := await answer.raw.content.read(_MOST_ANSWER_BYTES + 1 - len(data))
+                    ):
+                        data += part
+                except BaseException:
+                    answer.raw.close()
+                    raise
                 if len(data) > _MOST_ANSWER_BYTES:
                     answer.raw.close()
                 answer._content = bytes(data)
@@ -185,7 +201,9 @@ class _ErrorAnswer(NamedTuple):
     @property
     def is_transient(self) -> bool:
         """True if another attempt may succeed."""
-        return self.status in _TRANSIENT_STATUSES or self.code == "RequestTimeout"  # status 400
+        if self.status >= 500:
+            return self.status not in _PERMANENT_STATUSES
+        return self.status in _TRANSIENT_STATUSES or self.code in _TRANSIENT_CODES
 
 
 def _error_answers(error: BaseException) -> Iterator[_ErrorAnswer]:
@@ -193,7 +211,7 @@ def _error_answers(error: BaseException) -> Iterator[_ErrorAnswer]:
     for one in causes(error):
         response = getattr(one, "response", None)
         if isinstance(response, dict) and isinstance(details := response.get("Error"), dict):
-            status = response["ResponseMetadata"]["HTTPStatusCode"]
+            status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 500)
             code, message = (str(details.get(name) or "") for name in ("Code", "Message"))
             yield _ErrorAnswer(status, code[:40] if code.isalnum() else f"status {status}", message)
 
