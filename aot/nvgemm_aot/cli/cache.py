@@ -105,9 +105,9 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
 @cache.command()
 @json_option
 def remote(as_json: bool) -> None:
-    """Read and write the remote cache in $NVGEMM_AOT_REMOTE_CACHE once; show if both work.
+    """Read the remote cache in $NVGEMM_AOT_REMOTE_CACHE, write it if builds would; show both.
 
-    Writes only if builds would. Exits with the status of a storage error if one fails.
+    Exits with the status of a storage error if one fails.
     """
     with open_remote_cache() as store:
         if store is None:
@@ -124,8 +124,8 @@ def remote(as_json: bool) -> None:
     if document["unwritten"]:
         raise StorageError(
             f"the remote cache {document['address']} takes no entries: {document['unwritten']}; "
-            "free space, correct the credentials' permissions, or only read with "
-            f"{REMOTE_CACHE_MODE_VARIABLE}=read"
+            "free space, correct the credentials' permissions, try again later, or only read "
+            f"with {REMOTE_CACHE_MODE_VARIABLE}=read"
         )
 
 

@@ -288,12 +288,16 @@ def test_asking_a_store_writes_only_if_builds_would(
     monkeypatch.setenv("NVGEMM_AOT_REMOTE_CACHE_MODE", mode)
     result = CliRunner().invoke(main, ["cache", "remote"])
     assert result.exit_code == 0
-    assert [path.name for path in shared.iterdir()] == ["nvgemm-aot-1-probe"] * (mode != "read")
+    names = [path.name for path in shared.iterdir()]
+    assert [name.startswith("nvgemm-aot-1-probe-") for name in names] == [True] * (mode != "read")
     assert ("written: yes, unsigned" if mode != "read" else "written: no\n") in result.output
 
 
 def test_asking_a_store_that_takes_nothing_is_an_error(shared: Path) -> None:
-    (shared / "nvgemm-aot-1-probe").mkdir()
+    CliRunner().invoke(main, ["cache", "remote"])
+    [written] = shared.iterdir()
+    written.unlink()
+    written.mkdir()
     result = CliRunner().invoke(main, ["cache", "remote"])
     assert "written: no: Is a directory" in result.output
     assert isinstance(result.exception, SystemExit)

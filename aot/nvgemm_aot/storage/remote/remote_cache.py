@@ -6,8 +6,10 @@ save, is not used again by this process, and one warning says why.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -53,8 +55,6 @@ _MOST_REASONS = 16
 """Most distinct reasons for refusals that are counted and logged; texts hold a store's numbers."""
 
 OTHER_REASONS = "other reasons"
-
-_PROBE_KEY = "probe"
 
 Result = TypeVar("Result")
 
@@ -187,15 +187,15 @@ class RemoteCache:
         self._wait(sending)
 
     def probe(self) -> str | None:
-        """Asks the store for an entry, once; returns why it does not answer, or None."""
-        return self._ask(partial(self._store.get, _PROBE_KEY, 0))
+        """Asks the store for an entry; returns why it does not answer, or None."""
+        return self._ask(partial(self._store.get, _probe_key(), 0))
 
     def probe_writing(self) -> str | None:
-        """Stores a few bytes under a key of their own; returns why that fails, or None."""
-        return self._ask(partial(self._store.put, _PROBE_KEY, b"probe"))
+        """Stores a few bytes under a key of this user's; returns why that fails, or None."""
+        return self._ask(partial(self._store.put, _probe_key(), b"probe"))
 
     def _ask(self, operation: Callable[[], object]) -> str | None:
-        future = self._transfers.submit(operation)
+        future = self._transfers.submit(partial(self._attempt, operation))
         try:
             future.result(timeout=self._allowed_seconds)
         except StoreError as error:
@@ -332,6 +332,12 @@ class RemoteCache:
             "remote cache %s takes no entries of this process any more: %s; it is still read",
             *(self._store.address, reason),
         )
+
+
+def _probe_key() -> str:
+    """Returns a key for each user and machine: a directory may refuse to replace others' files."""
+    user = f"{socket.gethostname()} {os.geteuid()}"
+    return f"probe-{hashlib.sha256(user.encode()).hexdigest()[:16]}"
 
 
 def open_remote() -> RemoteCache | None:
