@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.verify.findings import Check, Finding
+from nvgemm_aot.verify.host.elf import MalformedElfError, open_elf
 from nvgemm_aot.verify.host.host_object import (
     ALLOWED_SYMBOLS,
     NEEDED_LIBRARIES,
@@ -21,6 +22,8 @@ from nvgemm_aot.verify.host.launch_code import launch_clusters, launch_shared_by
 from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.gemm.target import Target
 from synthetic_payload import host_payload, shared_object
+
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_DEBUG = 4, 5, 6, 21
 
 ENTRY = "__tvm_ffi_gemm"
 SOURCE = """
@@ -53,6 +56,38 @@ def assert_only(findings: list[Finding], check: Check, message: str) -> None:
 def test_accepts_loadable_kernel(good: bytes) -> None:
     assert not findings_of(good)
     require_host_object(good, ENTRY)
+
+
+def dynamic_entries(payload: bytes) -> dict[int, tuple[int, int]]:
+    """Offset and value of each entry in the dynamic segment, by tag."""
+    [segment] = [one for one in open_elf(payload).iter_segments() if one["p_type"] == "PT_DYNAMIC"]
+    end = segment["p_offset"] + segment["p_filesz"]
+    entries = (
+        (offset, *struct.unpack_from("<qQ", payload, offset))
+        for offset in range(segment["p_offset"], end, 16)
+    )
+    return {tag: (offset, value) for offset, tag, value in entries}
+
+
+def changed(payload: bytes, offset: int, *values: int, form: str = "<Q") -> bytes:
+    data = struct.pack(form, *values)
+    return payload[:offset] + data + payload[offset + len(data) :]
+
+
+def test_symbols_that_a_shared_object_lacks_are_named(tmp_path: Path) -> None:
+    good = shared_object(tmp_path, SOURCE, "-Wl,--hash-style=sysv")
+    entries = dynamic_entries(good)
+    symbols, names = entries[_DT_SYMTAB], entries[_DT_STRTAB]
+    first = symbols[1] + 24  # addresses of the first segment are offsets
+    damaged = [
+        ("it has no dynamic symbols, or no names", changed(good, symbols[0], _DT_DEBUG)),
+        ("it has no dynamic symbols, or no names", changed(good, names[0], _DT_DEBUG)),
+        ("its symbols end at", changed(good, entries[_DT_HASH][1] + 4, len(good) // 16, form="<I")),
+        ("subsection not found", changed(good, first, len(good), form="<I")),
+    ]
+    for reason, payload in damaged:
+        with pytest.raises(MalformedElfError, match=reason):
+            read_host_object(payload)
 
 
 def test_finds_code_for_another_machine(good: bytes) -> None:

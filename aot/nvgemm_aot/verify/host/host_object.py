@@ -119,6 +119,8 @@ def _symbols(payload: bytes, dynamic: Any) -> Iterator[_Symbol]:
     pyelftools looks up both tables anew for each symbol, which takes most of a kernel's check.
     """
     [start, names] = [dynamic.get_table_offset(tag)[1] for tag in ("DT_SYMTAB", "DT_STRTAB")]
+    if start is None or names is None:
+        raise MalformedElfError("it has no dynamic symbols, or no names for them")
     end = start + dynamic.num_symbols() * _SYMBOL.size
     if end > len(payload):
         raise MalformedElfError(f"its symbols end at {end}, the file at {len(payload)}")
