@@ -11,7 +11,8 @@ from importlib.metadata import distributions
 
 from .discover import DISTRIBUTION_PREFIX, canonical_name
 
-_NAME = re.compile(r"^name:\s*nvgemm[-_.]+kernels[-_.]", re.IGNORECASE | re.MULTILINE)
+_PREFIX = "[-_.]+".join(map(re.escape, DISTRIBUTION_PREFIX.split("-")))
+_NAME = re.compile(rf"^name:\s*{_PREFIX}", re.IGNORECASE | re.MULTILINE)
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*([^\s;,]+)")
 
 
@@ -21,7 +22,8 @@ def missing_wheels() -> tuple[str, ...]:
     required: list[tuple[str, str, str]] = []
     for distribution in distributions():
         with contextlib.suppress(Exception):  # third-party metadata can be wrong in any way
-            if not _NAME.search(distribution.read_text("METADATA") or ""):
+            text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
+            if not _NAME.search(text or ""):
                 continue  # parsing the metadata of a whole environment takes half a second
             name, version = distribution.metadata["Name"], distribution.metadata["Version"]
             key = canonical_name(name or "")

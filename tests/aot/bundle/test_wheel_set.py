@@ -186,6 +186,22 @@ def test_a_missing_part_and_one_of_another_version_are_reported(
     ]
 
 
+@pytest.mark.parametrize("file", ["x-1.0.dist-info/METADATA", "x.egg-info/PKG-INFO"])
+def test_a_wheel_is_recognized_however_its_name_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text(
+        "Metadata-Version: 2.1\nname: NVGEMM.kernels_X\nVersion: 1.0\n"
+        "Requires-Dist: nvgemm_kernels-x.part2 == 1.0\n"
+    )
+    monkeypatch.setattr(
+        required_wheels, "distributions", lambda: distributions(path=[str(tmp_path)])
+    )
+    [reason] = missing_wheels()
+    assert reason.startswith("NVGEMM.kernels_X 1.0 requires nvgemm-kernels-x-part2==1.0, and")
+
+
 def test_several_targets_get_a_wheel_each_before_one_is_split(large: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.nvgemm"
     write_bundle(small, replace(varied_content(), target=Target(arch="sm_100f", cuda="cu12")))
