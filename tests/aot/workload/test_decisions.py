@@ -354,6 +354,7 @@ def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> Non
 _MODEL = """
 import gc; gc.disable()  # as in `fresh_processes`
 import time, torch
+gc.freeze(); gc.enable()
 from torch._inductor.select_algorithm import extern_kernels
 
 extern_kernels.mm = lambda *arguments, **options: (

@@ -40,6 +40,7 @@ _PROGRAM = """
 import gc, json, sys, time
 gc.disable()  # as in `fresh_processes`
 import torch
+gc.freeze(); gc.enable()
 from torch._inductor.select_algorithm import extern_kernels
 
 def model(a, b, c):

@@ -154,6 +154,7 @@ def test_a_mode_that_is_none_is_an_error_wherever_it_is_given(
 PROGRAM = """
 import gc; gc.disable()  # as in `fresh_processes`
 import sys, torch
+gc.freeze(); gc.enable()
 a, b = torch.randn(16, 64).double(), torch.randn(64, 32).double()
 run = torch.compile(lambda a, b: a @ b, options={"max_autotune_gemm": True, **OPTIONS})
 try:

@@ -26,6 +26,7 @@ _PROGRAM = """
 import gc, json, os, warnings
 gc.disable()  # as in `fresh_processes`
 import torch
+gc.freeze(); gc.enable()
 from nvgemm_runtime.launch.loading.loader import LoadedKernel
 from nvgemm_runtime.moe import experts
 
