@@ -137,33 +137,46 @@ def test_the_plug_in_alone_imports_inductor() -> None:
 def test_what_benchmarks_and_tests_import_exists() -> None:
     """Also inside functions, and where no test runs a benchmark."""
     roots = {"nvgemm_aot": ROOT / "aot", "nvgemm_runtime": ROOT / "runtime", "benchmarks": ROOT}
-    checked = 0
+    checked: Counter[str] = Counter()
     for path in [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
-                continue
-            root = roots.get(node.module.split(".")[0])
-            if root is not None:
-                folder = root / node.module.replace(".", "/")
-                for alias in node.names:
-                    assert alias.name in names_of(folder), f"{path}: {node.module}.{alias.name}"
-                    checked += 1
-    assert checked > 3000
+            imported: list[tuple[str, str | None]] = []
+            if isinstance(node, ast.Import):
+                imported = [(alias.name, None) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                package = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+                module = ".".join([*package, *([node.module] if node.module else [])])
+                imported = [(module, alias.name) for alias in node.names]
+            for module, name in imported:
+                if (top := module.split(".")[0]) in roots:
+                    names = names_of(roots[top] / module.replace(".", "/"))
+                    assert name is None or name in names, f"{path}: {module}.{name}"
+                    checked[top] += 1
+    assert checked.keys() == roots.keys()
 
 
 @functools.cache
 def names_of(module: Path) -> frozenset[str]:
     """Names that can be imported from a module, given its path without suffix."""
-    names = {path.stem for path in module.iterdir()} if module.is_dir() else set()
-    source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
-    for node in ast.walk(ast.parse(source.read_text() if source.exists() else "")):
-        match node:
-            case ast.FunctionDef() | ast.ClassDef():
-                names.add(node.name)
-            case ast.Import() | ast.ImportFrom():
-                names |= {alias.asname or alias.name for alias in node.names}
-            case ast.Name(ctx=ast.Store()):
-                names.add(node.id)
+    names: set[str] = set()
+    source = module.with_suffix(".py")
+    if module.is_dir():
+        names = {path.stem for path in module.iterdir()}
+        source = module / "__init__.py"
+        if not source.exists():
+            return frozenset(names)
+    for statement in ast.parse(source.read_text()).body:
+        inner = [statement]
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            inner = [*ast.walk(statement)]
+        for node in inner:
+            match node:
+                case ast.FunctionDef() | ast.ClassDef():
+                    names.add(node.name)
+                case ast.Import() | ast.ImportFrom():
+                    names |= {alias.asname or alias.name for alias in node.names}
+                case ast.Assign() | ast.AnnAssign():
+                    names |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
     return frozenset(names)
 
 
