@@ -56,7 +56,7 @@ def arithmetic(records: Selection) -> str:
         sum(record.case.figure for record in covered.where(case=f".*/{what}"))
         for what in ("kernels", "problems", "processor time")
     )
-    second_worker = records.where("fleet.dask_build", "compile stage, 2 workers").only()
+    second_worker = records.where("fleet.dask_build", "compile stage, 486 .*").only()
     scheduler_ms = records.where("fleet.dask_build", "scheduler, a kernel").only().case.figure
     client_ms = records.where("fleet.remote_cache", "fetch and check, a kernel").only().case.figure
     entry_bytes = records.where("fleet.remote_cache", "an entry").only().case.figure
