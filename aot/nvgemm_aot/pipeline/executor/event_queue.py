@@ -11,7 +11,7 @@ from ...storage.remote.transfers import Transfers
 from ..compiler import TaskOutcome
 
 _THREADS = 8
-"""Threads that fetch kernels."""
+"""Threads that fetch kernels and the entries by which workers show that theirs arrive."""
 
 Event = Callable[[], Iterator[TaskOutcome]]
 """Handles what happened; yields the tasks that ended with it."""
@@ -49,8 +49,8 @@ class EventQueue:
         self._threads.submit(work)
 
 
-def nothing() -> Iterator[TaskOutcome]:
-    """Handles an event that needs nothing."""
+def yield_nothing() -> Iterator[TaskOutcome]:
+    """Yields no outcome: an event with which no task ended."""
     return iter(())
 
 

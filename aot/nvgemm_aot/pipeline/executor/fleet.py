@@ -21,7 +21,7 @@ from ...storage.remote.remote_cache import RemoteCache
 from ...storage.remote.transfers import Transfers
 from ..compiler import TaskOutcome
 from .batches import Batch, read_answer
-from .event_queue import Event, EventQueue, nothing
+from .event_queue import Event, EventQueue, yield_nothing
 from .fleet_worker import TRIAL_PAYLOAD, check_worker
 from .scheduler_connection import ANSWER_SECONDS, workers_of
 from .worker_facts import facts_for
@@ -214,7 +214,7 @@ class Fleet:
     def _collect_check(self, member: Member, key: str, future: Any) -> Event:
         answer = read_answer(future)
         if answer is None:  # the worker ended, which the next look at the workers shows
-            return nothing
+            return yield_nothing
         reason = answer.reason
         if reason is None:
             reason = self._trial_fault(key)
@@ -243,7 +243,7 @@ class Fleet:
         member.check = None
         if reason is not None:
             self.refuse(member, reason)
-        return nothing()
+        return yield_nothing()
 
 
 def _expression(function: Callable[..., str]) -> str:

@@ -1,4 +1,4 @@
-"""Workers of a Dask scheduler that measure on a GPU each, and what becomes of their tasks."""
+"""Dask workers with a GPU each: finds them, submits calls to them, and returns results."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 SAVED = "measurements are saved beside {}, and the same command continues"
 
 _SLEEP_S = 0.1
+"""Pause between looks at a future."""
 
 
 def _sleep() -> None:

@@ -183,7 +183,7 @@ class _Tuning:
         events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         journals = PartJournals(parts, events, progress, again)
         wait = functools.partial(journals.keep, POLL_S)
-        tuning = self._sent(options)
+        sent = self._sent(options)
         with contextlib.ExitStack() as stack:
             for part in parts:
                 stack.enter_context(reserved(part.output))
@@ -192,7 +192,7 @@ class _Tuning:
             stack.callback(self._unsubscribe, topic)
             futures = [
                 self._workers.submit(
-                    worker.address, measure_on_worker, tuning, part, topic, worker.bundles
+                    worker.address, measure_on_worker, sent, part, topic, worker.bundles
                 )
                 for worker, part in zip(workers, parts)
             ]
