@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json
@@ -62,7 +62,9 @@ def joining(
             measured again; a bundle cannot hold them.
         on_superseded: Called for each measurement whose times are dropped.
     """
-    cuda = None if target.arch == CPU else target.cuda
+    cuda: set[str | None] = {target.cuda}
+    if target.arch == CPU:
+        cuda.add(None)  # by torch's build
 
     def join(
         rankings: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
@@ -101,16 +103,16 @@ def measurement_of(ranking: ProblemRanking) -> Measurement | None:
 
 
 def evidence_rank(
-    ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], cuda: str | None
+    ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], cuda: Collection[str | None]
 ) -> int:
-    """Rates a ranking by its evidence, 0 for the strongest, for a CUDA major version or a CPU."""
+    """Rates a ranking by its evidence, 0 for the strongest, for CUDA major versions or None."""
     measured, conditions = ranking.measured, ranking.source.conditions
     if measured is None or conditions is None:
         return UNMEASURED
     may_overlap = conditions.launches != APART and any(
         kernels[id_].design.dependent_launch for id_, _ in ranking.kernels
     )
-    if may_overlap or cuda_major(conditions.cuda) != cuda:
+    if may_overlap or cuda_major(conditions.cuda) not in cuda:
         return 4
     if measured.doubts:
         return 3

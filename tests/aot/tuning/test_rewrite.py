@@ -18,6 +18,7 @@ from nvgemm_aot.tuning.state.journal import state_path
 from nvgemm_runtime.bundle.ranking_entries import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.matching.device import NO_CUDA
 from tuning_bench import PROBLEMS, SLOW_FIRST, bench, header_of, operators
 
 
@@ -78,10 +79,14 @@ def of_another_gpu(ranking: ProblemRanking) -> ProblemRanking:
     return replace(ranking, source=replace(ranking.source, gpu="another"))
 
 
-def of_another_cuda(ranking: ProblemRanking) -> ProblemRanking:
+def with_cuda(ranking: ProblemRanking, cuda: str) -> ProblemRanking:
     assert ranking.source.conditions is not None
-    conditions = replace(ranking.source.conditions, cuda="99.0")
+    conditions = replace(ranking.source.conditions, cuda=cuda)
     return replace(ranking, source=replace(ranking.source, conditions=conditions))
+
+
+def of_another_cuda(ranking: ProblemRanking) -> ProblemRanking:
+    return with_cuda(ranking, "99.0")
 
 
 def rerank(tuner: Tuner, path: Path, change: Callable[[ProblemRanking], ProblemRanking]) -> Path:
@@ -146,6 +151,18 @@ def test_a_measurement_that_says_less_here_gives_way(
 ) -> None:
     paths = [rerank(tuner, two[0], weaken), two[1]]
     tuner(paths if is_first else paths[::-1], budget_s=0.0)
+    assert {order[0] for order in tuner.orders} == {"Cpu_16x16"}
+
+
+@pytest.mark.parametrize("cuda", [NO_CUDA, "13.0"])
+def test_on_a_cpu_measurements_with_any_build_of_torch_count(
+    tuner: Tuner, two: tuple[Path, ...], cuda: str
+) -> None:
+    paths = [
+        rerank(tuner, two[0], lambda ranking: with_cuda(doubted(ranking), cuda)),
+        rerank(tuner, two[1], lambda ranking: with_cuda(ranking, cuda)),
+    ]
+    tuner(paths, budget_s=0.0)
     assert {order[0] for order in tuner.orders} == {"Cpu_16x16"}
 
 
