@@ -123,18 +123,12 @@ def tune_on(
     )
     names = [f"GPU {gpu}" for gpu in gpus]
     refuse_unlike(dict(zip(names, identities)), confirms=options.confirms)
-    measured = measure(replace(left(), repeats=False))
-    last = measured
+    runs = [measure(replace(left(), repeats=False))]
     if options.repeats and has_unconfirmed(paths, output):
-        last = measure(left())
+        runs.append(measure(left()))
     written = replace(options, budget_s=0.0)  # other GPUs measure what is left
     tuned = tune_watched(paths, output, written, bench=bench, hang_s=hang_s, gpu=gpus[0])
-    return with_parts(
-        tuned,
-        last,
-        measured if last is not measured else (),
-        unrepeated=left_to_repeat(output, tuned) if options.repeats else 0,
-    )
+    return with_parts(tuned, output, options, runs)
 
 
 @contextlib.contextmanager
@@ -192,14 +186,16 @@ def left_to_repeat(output: Path, tuned: Tuned) -> int:
 
 
 def with_parts(
-    tuned: Tuned, last: Sequence[Measured], before: Sequence[Measured], *, unrepeated: int
+    tuned: Tuned, output: Path, options: TuningOptions, runs: Sequence[Sequence[Measured]]
 ) -> Tuned:
-    """Returns a tuning's result with the counts of its parts, and what ``last`` ones left out."""
+    """Returns a tuning's result with the counts of all runs' parts, and what the last left out."""
+    last = runs[-1]
+    unrepeated = left_to_repeat(output, tuned) if options.repeats else 0
     unmeasured = {key: why for part in last for key, why in part.unmeasured.items()}
     return replace(
         tuned,
         unmeasured={key: why for key, why in unmeasured.items() if key not in tuned.outcomes},
-        measured_now=sum(part.measured_now for part in (*before, *last)),
+        measured_now=sum(part.measured_now for parts in runs for part in parts),
         unrepeated=unrepeated,
         is_complete=all(part.is_complete for part in last) and not unrepeated,
     )

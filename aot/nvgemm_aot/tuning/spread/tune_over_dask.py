@@ -33,18 +33,8 @@ from ..watchdog import GPU_BENCH, GRACE_S, HANG_S
 from .gpu_workers import SAVED, GpuWorkers, LostError, Worker
 from .part_journals import PartJournals
 from .returned_bundle import keep_returned
-from .several_gpus import (
-    divide,
-    gathering,
-    has_unconfirmed,
-    left_to_repeat,
-    with_parts,
-)
-from .worker_tasks import (
-    SentTuning,
-    measure_on_worker,
-    write_on_worker,
-)
+from .several_gpus import divide, gathering, has_unconfirmed, with_parts
+from .worker_tasks import SentTuning, measure_on_worker, write_on_worker
 
 _log = logging.getLogger(__name__)
 
@@ -102,17 +92,11 @@ def tune_over(
             return replace(options, **changes)
 
         first = options.confirms == 1 and options.repeats
-        measured = tuning.measure(left(repeats=first), progress, again)
-        last = measured
+        runs = [tuning.measure(left(repeats=first), progress, again)]
         if options.confirms > 1 and options.repeats and has_unconfirmed(paths, output):
-            last = tuning.measure(left(), progress, again)
+            runs.append(tuning.measure(left(), progress, again))
         tuned = tuning.write(replace(options, budget_s=0.0))
-    return with_parts(
-        tuned,
-        last,
-        measured if last is not measured else (),
-        unrepeated=left_to_repeat(output, tuned) if options.repeats else 0,
-    )
+    return with_parts(tuned, output, options, runs)
 
 
 @contextlib.contextmanager
