@@ -44,17 +44,22 @@ def manifest(tmp_path: Path) -> Manifest:
     return load_manifest(tmp_path / "some.yaml")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A scheduler whose workers are threads of this process."""
-    with distributed.LocalCluster(
-        n_workers=1,
+def cluster_of(workers: int) -> Any:
+    """A scheduler on loopback, and workers of two threads in this process."""
+    return distributed.LocalCluster(
+        n_workers=workers,
         threads_per_worker=2,
         processes=False,
         protocol="tcp",
         host="127.0.0.1",
         dashboard_address="127.0.0.1:0",
-    ) as started:
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A scheduler whose workers are threads of this process."""
+    with cluster_of(1) as started:
         yield started
 
 
@@ -241,13 +246,7 @@ def test_another_worker_compiles_what_a_silent_one_has(
     monkeypatch.setattr(fleet_worker, "_compile", hang)
     monkeypatch.setattr(dask_workers, "compile_limit_seconds", lambda: 3600 if is_paused else 0.1)
     monkeypatch.setattr(fleet, "_REFRESH_SECONDS", 0.05)
-    with distributed.LocalCluster(
-        n_workers=0,
-        processes=False,
-        protocol="tcp",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-    ) as pair:
+    with cluster_of(0) as pair:
         for name in ("silent", "other"):
             # Without a limit of memory, for which Dask would end the pause.
             options = {"nthreads": 1, "memory_limit": 0}
