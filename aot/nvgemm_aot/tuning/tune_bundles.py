@@ -12,7 +12,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
-from nvgemm_runtime.installed.policy_checks import check_bundle
+from nvgemm_runtime.installed.policy_checks import open_checked
 from nvgemm_runtime.launch.loading.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 from nvgemm_runtime.matching.trust import why_another_release
@@ -384,8 +384,7 @@ def _confirmed_outcomes(
 
 @contextlib.contextmanager
 def _open_bundle(path: Path, bench: Bench) -> Iterator[Bundle]:
-    with Bundle(path) as bundle:
-        check_bundle(path, bundle.prefix)
+    with open_checked(path) as bundle:
         reason = refusal(bundle.header, bench.facts)
         if reason is not None:
             raise TuningError(f"{path} cannot be measured here: {reason}")

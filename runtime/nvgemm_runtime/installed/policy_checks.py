@@ -5,11 +5,26 @@ Imported only by commands, and by processes with a policy.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from ..bundle.reader import Bundle
 from ..settings import printable_path
 from .policy import current_policy
 from .signatures import Subject, bundle_subject, file_subject, read_signatures
+
+
+@contextlib.contextmanager
+def open_checked(path: Path) -> Iterator[Bundle]:
+    """Opens a bundle that the policy accepts, for the block.
+
+    Raises:
+        NvgemmError: As `Bundle`, and as `check_bundle`.
+    """
+    with Bundle(path) as bundle:
+        check_bundle(path, bundle.prefix)
+        yield bundle
 
 
 def check_bundle(path: Path, prefix: bytes, *, name: str | None = None) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import PREFIX, Header, Whole, sha256_hex
-from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, PackagingError
 from nvgemm_runtime.gemm.target import Target
-from nvgemm_runtime.installed.policy_checks import check_bundle
+from nvgemm_runtime.installed.policy_checks import open_checked
 
 from ..compression import Packed
 from ..content import BundleContent
@@ -75,9 +74,7 @@ def merge_bundles(
     with contextlib.ExitStack() as stack:
         opened = []
         for path in dict.fromkeys(paths):
-            bundle = stack.enter_context(Bundle(path))
-            check_bundle(path, bundle.prefix)
-            opened.append(open_whole(bundle))
+            opened.append(open_whole(stack.enter_context(open_checked(path))))
     different = difference(
         [(one.bundle.path, one.content) for one in opened],
         {"target": "target", "toolchain": "toolchain"},

@@ -167,8 +167,7 @@ def split(bundle: Path, parts: int | None, max_size: int | None, out: Path, as_j
     that problems in two parts need is in both. `merge` of all parts gives BUNDLE again. If
     $NVGEMM_AOT_SIGNING_KEY is set, the parts are signed.
     """
-    from nvgemm_runtime.bundle.reader import Bundle
-    from nvgemm_runtime.installed.policy_checks import check_bundle
+    from nvgemm_runtime.installed.policy_checks import open_checked
 
     from ...bundle.parts.copied_frames import open_whole
     from ...bundle.parts.split_bundle import part_name, split_below, split_into, split_name
@@ -178,8 +177,7 @@ def split(bundle: Path, parts: int | None, max_size: int | None, out: Path, as_j
     key = output_key()
     if (parts is None) == (max_size is None):
         raise click.UsageError("name either --parts or --max-size")
-    with Bundle(bundle) as opened:
-        check_bundle(bundle, opened.prefix)
+    with open_checked(bundle) as opened:
         whole = open_whole(opened)
     made = split_into(whole, parts) if parts else split_below(whole, max_size or 0)
     target = whole.header.target.key

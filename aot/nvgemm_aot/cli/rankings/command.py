@@ -37,8 +37,7 @@ def rankings() -> None:
 @json_option
 def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Write the measured rankings of BUNDLES, which `tune` wrote, to a file."""
-    from nvgemm_runtime.bundle.reader import Bundle
-    from nvgemm_runtime.installed.policy_checks import check_bundle
+    from nvgemm_runtime.installed.policy_checks import open_checked
 
     from ...rankings.export import export as export_headers
     from ...rankings.file import write_rankings
@@ -47,8 +46,7 @@ def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
     key = output_key()
     headers = []
     for path in bundles:
-        with Bundle(path) as bundle:
-            check_bundle(path, bundle.prefix)
+        with open_checked(path) as bundle:
             headers.append(bundle.header)
     exported = export_headers(headers)
     if not exported.entries:

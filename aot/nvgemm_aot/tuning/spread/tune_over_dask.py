@@ -12,14 +12,14 @@ import logging
 import queue
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ExecutorError
-from nvgemm_runtime.installed.policy_checks import check_bundle
+from nvgemm_runtime.installed.policy_checks import open_checked
 
 from ...pipeline.executor.scheduler_connection import connect
 from ..part_measuring import Measured
@@ -79,7 +79,7 @@ def tune_over(
     gather(output)
     refuse_foreign_measurements(output, Facts(Journal(state_path(output), {}).facts).written)
     with contextlib.ExitStack() as stack:
-        bundles = [stack.enter_context(_open_bundle(path)) for path in paths]
+        bundles = [stack.enter_context(open_checked(path)) for path in paths]
         client = stack.enter_context(connect(address, allow_insecure=allow_insecure))
         workers = GpuWorkers(client, output.absolute(), bundles, bench, hang_s)
         workers.find(options.confirms)
@@ -97,13 +97,6 @@ def tune_over(
             runs.append(tuning.measure(left(), progress, again))
         tuned = tuning.write(replace(options, budget_s=0.0))
     return with_parts(tuned, output, options, runs)
-
-
-@contextlib.contextmanager
-def _open_bundle(path: Path) -> Iterator[Bundle]:
-    with Bundle(path) as bundle:
-        check_bundle(path, bundle.prefix)
-        yield bundle
 
 
 class _Tuning:
